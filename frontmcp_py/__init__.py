@@ -1,0 +1,79 @@
+"""MCP servers that survive their users.
+
+A tool says, next to its code, how often it may run, how many at once and for how long; the server enforces it,
+tells the model about it, and stays responsive when it is flooded. How a call flows, and where to read on:
+
+    @tool (tool) ─► App (app) ─► FrontMCP (server) ─► wire ─► Guard (guard/__init__: the questions, in order)
+                                     │                          │
+                              the SDK's MCPServer               ├ partition   who shares a count?
+                       (schemas, transports, clients)           ├ rates       called too often?
+                                                                ├ slots       is there a slot, and a place?
+                                                                │   └ scheduler   whose turn is it?
+                                                                └ deadline    how long may it run?
+
+`policy` holds every limit as a value and every constant, `errors` every refusal, `storage` the counts and slots,
+`context` and `signal` what a tool is given, `testing` what tests need.
+"""
+
+from mcp.server.mcpserver.exceptions import ToolError
+
+from .app import App
+from .call import Call, Caller
+from .context import ToolContext
+from .errors import (
+    Cancelled,
+    ConcurrencyLimit,
+    ConfigurationError,
+    ExecutionTimeout,
+    GuardError,
+    GuardStorageUnavailable,
+    InternalError,
+    IpBlocked,
+    IpNotAllowed,
+    LeaseLost,
+    OutputLimit,
+    Overloaded,
+    PartitionError,
+    QueueTimeout,
+    RateLimitExceeded,
+)
+from .guard import Guard
+from .policy import Admission, Concurrency, IPFilter, Policy, RateLimit, Throttle, Timeout
+from .server import FrontMCP
+from .signal import AbortSignal
+from .tool import Tool, tool
+
+__all__ = [
+    "AbortSignal",
+    "Admission",
+    "App",
+    "Call",
+    "Caller",
+    "Cancelled",
+    "Concurrency",
+    "ConcurrencyLimit",
+    "ConfigurationError",
+    "ExecutionTimeout",
+    "FrontMCP",
+    "Guard",
+    "GuardError",
+    "GuardStorageUnavailable",
+    "IPFilter",
+    "InternalError",
+    "IpBlocked",
+    "IpNotAllowed",
+    "LeaseLost",
+    "OutputLimit",
+    "Overloaded",
+    "PartitionError",
+    "Policy",
+    "QueueTimeout",
+    "RateLimit",
+    "RateLimitExceeded",
+    "Throttle",
+    "Timeout",
+    "Tool",
+    "ToolContext",
+    "ToolError",
+    "tool",
+]

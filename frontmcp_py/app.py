@@ -1,0 +1,96 @@
+"""A named set of tools, resources and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+
+from frontmcp_py.errors import ConfigurationError
+from frontmcp_py.policy import names_options
+from frontmcp_py.tool import Tool, ToolOptions, tool
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+CallableT = TypeVar("CallableT", bound=Callable[..., Any])
+
+
+class App:
+    """A named set of tools, resources and prompts, to be served by one server or several.
+
+    Args:
+        name: What it is called, in messages about its tools.
+        tools: Tools to begin with; plain functions become tools without limits of their own.
+
+    Once a server has been built from it, an app takes nothing more.
+    """
+
+    @names_options
+    def __init__(self, name: str, tools: Iterable[Tool[..., Any] | Callable[..., Any]] = ()) -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"App.name: {name!r} is not allowed; give text that is not empty")
+        self.name = name
+        self.tools: list[Tool[..., Any]] = [as_tool(each) for each in tools]
+        self._others: list[Callable[[MCPServer[Any]], None]] = []
+        self._served_by: str | None = None
+
+    @overload
+    def tool(self, fn: Callable[P, R], /) -> Tool[P, R]: ...
+
+    @overload
+    def tool(self, **options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+
+    def tool(self, fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
+        """`@tool`, registered here at once; the options are those of `tool`."""
+        self._check_open("tool")
+        make = tool(**options)
+
+        def register(function: Callable[..., Any]) -> Tool[..., Any]:
+            self._check_open("tool")
+            made = make(function)
+            self.tools.append(made)
+            return made
+
+        return register if fn is None else register(fn)
+
+    def resource(self, uri: str, **options: Any) -> Callable[[CallableT], CallableT]:
+        """A resource, with the options and the meaning of the SDK. Resources are not limited."""
+        return self._register("resource", lambda mcp: mcp.resource(uri, **options))
+
+    def prompt(self, **options: Any) -> Callable[[CallableT], CallableT]:
+        """A prompt, with the options and the meaning of the SDK. Prompts are not limited."""
+        return self._register("prompt", lambda mcp: mcp.prompt(**options))
+
+    def serve(self, server: str, mcp: MCPServer[Any]) -> None:
+        """Hand resources and prompts to a server that is being built; from now on the app is closed."""
+        self._served_by = server
+        for register in self._others:
+            register(mcp)
+
+    def _register(self, kind: str, decorator: Callable[[MCPServer[Any]], Any]) -> Callable[[CallableT], CallableT]:
+        self._check_open(kind)
+
+        def register(fn: CallableT) -> CallableT:
+            self._check_open(kind)
+            self._others.append(lambda mcp: decorator(mcp)(fn))
+            return fn
+
+        return register
+
+    def _check_open(self, kind: str) -> None:
+        if self._served_by is not None:
+            raise ConfigurationError(
+                f'app "{self.name}": server "{self._served_by}" has been built from it, so it takes no further '
+                f"{kind}; register it before the server is made, or with @server.tool"
+            )
+
+
+def as_tool(value: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
+    """A tool as it is, or a plain function made one."""
+    if isinstance(value, Tool):
+        return value
+    if not callable(value):
+        raise ConfigurationError(f"tools: {value!r} is not allowed; give tools or functions")
+    return tool(value)

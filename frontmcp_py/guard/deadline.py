@@ -1,0 +1,288 @@
+"""How long may it run? Answer, abort, and let the work end.
+
+A timeout ends the call, not the work: the caller is answered and the signal aborted, while the body keeps its
+places until it has really ended. So a body runs in a task of its own, and the caller only waits for the
+answer. A body that nothing could ask to stop early, except by cancelling its caller, stays in the caller's task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from frontmcp_py.errors import Cancelled, ExecutionTimeout, GuardError
+
+from .run import Ending, Outcome, Run
+from .timers import Timers
+
+logger = logging.getLogger("frontmcp_py.guard")
+
+
+class CancelledItself(RuntimeError):
+    """A body raised a cancellation that nobody had asked for: the tool has failed."""
+
+
+class Deadlines:
+    """Runs the bodies of calls that have started.
+
+    Args:
+        loop: Where they run.
+        give_back: Told when a call's work has really ended.
+        shut_down: Makes the answer of a call that a stopping server ends.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        give_back: Callable[[Run], None],
+        shut_down: Callable[[], GuardError],
+    ) -> None:
+        self._loop = loop
+        self._give_back = give_back
+        self._shut_down = shut_down
+        self._timers: Timers[Run] = Timers(loop, self._due)
+        self.running: dict[Run, None] = {}
+        """The calls whose work has not ended."""
+        self.peak_active = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    async def in_callers_task(self, run: Run) -> Any:
+        """Run the body right here."""
+        self._track(run)
+        run.task = asyncio.current_task(self._loop)
+        row = run.plan.row
+        try:
+            result = await run.body(run)
+        except asyncio.CancelledError as error:
+            return self._cancelled_here(run, error)
+        except BaseException:
+            run.outcome = Outcome.FAILED
+            row.failed += 1
+            raise
+        else:
+            if getattr(result, "is_error", False):
+                run.outcome = Outcome.FAILED
+                row.failed += 1
+            else:
+                run.outcome = Outcome.COMPLETED
+                row.completed += 1
+            return result
+        finally:
+            run.has_ended = True
+            self._let_go(run)
+
+    async def in_own_task(self, run: Run) -> Any:
+        """Run the body in a task of its own and wait for the answer, whichever comes first."""
+        self._track(run)
+        loop = self._loop
+        answer = run.answer = loop.create_future()
+        if run.plan.timeout_s is not None:
+            self._timers.set(run.plan.timeout_s, run)
+        run.task = _start(self._work(run), loop)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if run.outcome is None:
+                self._conclude(run, min(run.ending or Ending.CANCELLED, Ending.CANCELLED))
+            if not answer.cancelled():
+                # Nobody is left to hear of it.
+                answer.exception()
+            raise
+
+    def end(self, run: Run, ending: Ending) -> None:
+        """Answer a running call early, unless its result comes in this very turn of the loop."""
+        if run.ending is None:
+            run.ending = ending
+            self._loop.call_soon(self._end, run)
+        else:
+            run.ending = min(run.ending, ending)
+
+    def pause(self, run: Run) -> None:
+        """The tool waits for a person: its clock stands still."""
+        run.questions += 1
+        if run.questions == 1 and run.plan.timeout_s is not None:
+            left = self._timers.drop(run.plan.timeout_s, run)
+            if run.killer is not None and not run.is_answered:
+                left = max(0.0, run.killer.when() - self._loop.time())
+                run.killer.cancel()
+                run.killer = None
+            run.time_left = left or 0.0
+
+    def resume(self, run: Run) -> None:
+        """The person has answered: the clock goes on."""
+        run.questions -= 1
+        if run.questions == 0 and run.plan.timeout_s is not None and not run.has_ended and not run.is_answered:
+            run.killer = self._loop.call_later(run.time_left, self._due, run)
+
+    def thread_began(self, run: Run) -> None:
+        """A worker thread works for this call; its places are taken until the thread itself has ended."""
+        run.threads += 1
+
+    def thread_ended(self, run: Run) -> None:
+        """The thread has given itself back."""
+        run.threads -= 1
+        if run.has_ended and not run.threads:
+            self._let_go(run)
+
+    async def drain(self, grace: float, last_call: float) -> None:
+        """Wait for running work; after `grace` seconds answer, abort and cancel it, and wait a little more."""
+        await self._until_idle(grace)
+        for run in list(self.running):
+            if run.is_answered:
+                _cancel(run)
+            else:
+                self.end(run, Ending.SHUTDOWN)
+        await self._until_idle(last_call)
+
+    def abandon(self) -> None:
+        """The loop is closing: whoever still works is no longer waited for."""
+        self._timers.close()
+        for run in list(self.running):
+            self._let_go(run)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _track(self, run: Run) -> None:
+        self.running[run] = None
+        if len(self.running) > self.peak_active:
+            self.peak_active = len(self.running)
+
+    async def _work(self, run: Run) -> None:
+        try:
+            result = await run.body(run)
+        except asyncio.CancelledError as error:
+            task = run.task or asyncio.current_task(self._loop)
+            if run.was_cancelled or (task is not None and task.cancelling()):
+                # Cancelled from outside, perhaps because the loop shuts down: that is never swallowed.
+                self._finish(run, Outcome.CANCELLED, None, None)
+                raise
+            self._finish(run, Outcome.FAILED, None, _own_cancellation(run, error))
+        except BaseException as error:
+            self._finish(run, Outcome.FAILED, None, error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        else:
+            failed = getattr(result, "is_error", False)
+            self._finish(run, Outcome.FAILED if failed else Outcome.COMPLETED, result, None)
+
+    def _finish(self, run: Run, outcome: Outcome, result: object, error: BaseException | None) -> None:
+        """The body's coroutine has ended: record how, answer if nobody has yet, free what it held."""
+        run.has_ended = True
+        if run.outcome is None:
+            self._record(run, outcome)
+            answer = run.answer
+            assert answer is not None
+            if not answer.done():
+                if outcome is Outcome.CANCELLED:
+                    answer.cancel()
+                elif error is not None:
+                    answer.set_exception(error)
+                else:
+                    answer.set_result(result)
+        elif error is not None:
+            logger.debug('"%s" failed after it had been answered', run.plan.tool, exc_info=error)
+        if run.plan.timeout_s is not None:
+            self._timers.drop(run.plan.timeout_s, run)
+        if run.killer is not None:
+            run.killer.cancel()
+        if not run.threads:
+            self._let_go(run)
+
+    def _let_go(self, run: Run) -> None:
+        if run in self.running:
+            del self.running[run]
+            self._give_back(run)
+            if self._idle is not None and not self.running and not self._idle.done():
+                self._idle.set_result(None)
+
+    async def _until_idle(self, seconds: float) -> None:
+        if self.running:
+            self._idle = self._loop.create_future()
+            try:
+                await asyncio.wait((self._idle,), timeout=seconds)
+            finally:
+                self._idle = None
+
+    def _due(self, run: Run) -> None:
+        self.end(run, Ending.DEADLINE)
+
+    def _end(self, run: Run) -> None:
+        if run.outcome is None and not run.has_ended:
+            assert run.ending is not None
+            self._conclude(run, run.ending)
+
+    def _conclude(self, run: Run, ending: Ending) -> None:
+        """Answer a call whose work goes on, and tell the work."""
+        tool = run.plan.tool
+        if ending is Ending.DEADLINE:
+            timeout = run.plan.timeout_s or 0.0
+            self._answer_early(run, Outcome.TIMED_OUT, ExecutionTimeout(tool, timeout_ms=timeout * 1000))
+            if run.plan.cancel_after_s is not None:
+                run.killer = self._loop.call_later(run.plan.cancel_after_s, _cancel, run)
+        elif ending is Ending.CANCELLED:
+            self._answer_early(run, Outcome.CANCELLED, Cancelled(tool))
+            if run.plan.cancels:
+                _cancel(run)
+        else:
+            if run.answer is not None:
+                self._answer_early(run, Outcome.CANCELLED, self._shut_down())
+            _cancel(run)
+
+    def _answer_early(self, run: Run, outcome: Outcome, error: Exception) -> None:
+        self._record(run, outcome)
+        if run.answer is not None and not run.answer.done():
+            run.answer.set_exception(error)
+        run.abort(error)
+
+    def _record(self, run: Run, outcome: Outcome) -> None:
+        run.outcome = outcome
+        row = run.plan.row
+        if outcome is Outcome.COMPLETED:
+            row.completed += 1
+        elif outcome is Outcome.FAILED:
+            row.failed += 1
+        elif outcome is Outcome.TIMED_OUT:
+            row.timed_out += 1
+        else:
+            row.cancelled += 1
+
+    def _cancelled_here(self, run: Run, error: asyncio.CancelledError) -> Any:
+        """A body in its caller's task was cancelled: by itself, by us, or because its caller was."""
+        task = run.task
+        assert task is not None
+        if run.was_cancelled and task.uncancel() == 0:
+            self._record(run, Outcome.CANCELLED)
+            raise self._shut_down() from None
+        if not task.cancelling():
+            self._record(run, Outcome.FAILED)
+            raise _own_cancellation(run, error) from error
+        self._record(run, Outcome.CANCELLED)
+        raise error
+
+
+def _cancel(run: Run) -> None:
+    run.killer = None
+    if run.task is not None and not run.has_ended:
+        run.was_cancelled = True
+        run.task.cancel()
+
+
+def _own_cancellation(run: Run, error: asyncio.CancelledError) -> CancelledItself:
+    failure = CancelledItself(f'"{run.plan.tool}" cancelled itself')
+    failure.__cause__ = error
+    return failure
+
+
+if sys.version_info >= (3, 12):
+
+    def _start(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+        # The body runs up to its first wait at once: one turn of the loop less for a call that never waits.
+        return asyncio.Task(work, loop=loop, eager_start=True)
+
+else:
+
+    def _start(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+        return loop.create_task(work)

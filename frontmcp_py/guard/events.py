@@ -1,0 +1,134 @@
+"""What happened to a call: one row of counters for each tool, and snapshots of them all.
+
+The counters add up at every moment:
+
+    submitted = rejected + cancelled_waiting + started + waiting
+    started   = completed + failed + timed_out + cancelled + running
+    accepted  = submitted - refused on arrival
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+class Row:
+    """The counters of one tool."""
+
+    __slots__ = (
+        "cancelled",
+        "cancelled_waiting",
+        "completed",
+        "failed",
+        "refused_on_arrival",
+        "rejected",
+        "started",
+        "submitted",
+        "timed_out",
+        "would_reject",
+        "would_wait",
+    )
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.refused_on_arrival = 0
+        self.started = 0
+        self.completed = 0
+        self.failed = 0
+        self.timed_out = 0
+        self.cancelled = 0
+        self.cancelled_waiting = 0
+        self.would_wait = 0
+        self.rejected: Counter[str] = Counter()
+        self.would_reject: Counter[str] = Counter()
+
+    def freeze(self) -> Counts:
+        """The counters as they are now."""
+        return Counts(
+            submitted=self.submitted,
+            accepted=self.submitted - self.refused_on_arrival,
+            started=self.started,
+            completed=self.completed,
+            failed=self.failed,
+            timed_out=self.timed_out,
+            cancelled=self.cancelled,
+            cancelled_waiting=self.cancelled_waiting,
+            would_wait=self.would_wait,
+            rejected=MappingProxyType(dict(self.rejected)),
+            would_reject=MappingProxyType(dict(self.would_reject)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of calls, of one tool or of all.
+
+    Attributes:
+        submitted: Calls that arrived.
+        accepted: Those that were not refused on arrival.
+        started: Those that began to run.
+        completed: Ended with a result.
+        failed: Ended with an error of the tool's own.
+        timed_out: Answered at their deadline.
+        cancelled: Cancelled, or shut down, while they ran.
+        cancelled_waiting: Cancelled while they waited.
+        would_wait: In `observe` mode, those that would have waited.
+        rejected: Refused, by code; waiters whose time ran out are among them.
+        would_reject: In `observe` mode, those that would have been refused, by code.
+    """
+
+    submitted: int = 0
+    accepted: int = 0
+    started: int = 0
+    completed: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    cancelled_waiting: int = 0
+    would_wait: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict[str, int])
+    would_reject: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """The guard at one moment.
+
+    Attributes:
+        active: Calls whose work has not ended: running and abandoned ones.
+        abandoned: Answered already, but their work goes on.
+        waiting: Calls in the queue.
+        places: Places taken in admission; nested calls take none, so it may be less than `active`.
+        counts: All calls.
+        tools: The calls of each tool; `unknown` counts are apart.
+        unknown: Calls of tools that do not exist.
+        peak_active: The most calls active at once.
+        peak_waiting: The most calls waiting at once.
+    """
+
+    active: int
+    abandoned: int
+    waiting: int
+    places: int
+    counts: Counts
+    tools: Mapping[str, Counts]
+    unknown: int
+    peak_active: int
+    peak_waiting: int
+
+    @property
+    def running(self) -> int:
+        """Calls that run and have not been answered."""
+        return self.active - self.abandoned
+
+
+def total(rows: Iterable[Row]) -> Row:
+    """The sum of the rows."""
+    everything = Row()
+    for row in rows:
+        for name in Row.__slots__:
+            setattr(everything, name, getattr(everything, name) + getattr(row, name))
+    return everything

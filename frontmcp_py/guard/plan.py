@@ -1,0 +1,293 @@
+"""What a tool's calls are asked: its own limits or the defaults, and the globals, bound once.
+
+A plan is made when a tool is registered, so that a call only looks things up. Limits that share a slot must
+agree about it, and a disagreement is found here, before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from frontmcp_py.call import Call
+from frontmcp_py.errors import ConfigurationError
+from frontmcp_py.policy import Concurrency, PartitionBy, Policy, RateLimit, Throttle, Timeout, Unset
+from frontmcp_py.scheduler import Pool, Scheduler, Slot
+from frontmcp_py.storage import RateRule, WindowCounts
+
+from .events import Row
+from .partition import EVERYBODY, subject
+from .rates import BoundRate, bind_rates
+
+T = TypeVar("T")
+
+GLOBAL = ("global",)
+"""The slot of global concurrency; tools and keys are told apart from it by their length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits that are in force for one tool: what it declares, else the server's defaults."""
+
+    rates: tuple[RateLimit, ...]
+    slots: tuple[Concurrency, ...]
+    timeout: Timeout | None
+    global_rates: tuple[RateLimit, ...]
+    global_slots: tuple[Concurrency, ...]
+
+    @classmethod
+    def of(cls, policy: Policy, throttle: Throttle | None) -> Limits:
+        """What is in force for a tool of this policy under this throttle.
+
+        Without a throttle a tool's own limits hold; a disabled one leaves only the tool's own timeout.
+        """
+        own = throttle is None or throttle.enabled
+        preset = throttle if throttle is not None and throttle.enabled and policy.priority != "control" else None
+        return cls(
+            rates=_first(policy.rate_limits, preset.default_rate_limit if preset else ()) if own else (),
+            slots=_first(policy.concurrency_limits, preset.default_concurrency if preset else ()) if own else (),
+            timeout=_first(policy.deadline, preset.default_timeout if preset else None),
+            global_rates=preset.global_rate_limit if preset else (),
+            global_slots=preset.global_concurrency if preset else (),
+        )
+
+
+def _first(own: T | Unset, preset: T) -> T:
+    return preset if isinstance(own, Unset) else own
+
+
+class BoundSlot:
+    """One concurrency limit where it applies.
+
+    Attributes:
+        limit: The limit.
+        name: What its slots are known by, before the subject.
+        scope: `tool`, `key` or `global`.
+    """
+
+    __slots__ = ("everybody", "limit", "name", "scope")
+
+    def __init__(self, limit: Concurrency, name: tuple[object, ...], scope: str, scheduler: Scheduler) -> None:
+        self.limit = limit
+        self.name = name
+        self.scope = scope
+        self.everybody: Slot | None = None
+        if limit.partition_by == "global":
+            self.everybody = scheduler.slot((*name, EVERYBODY), limit.max_concurrent, lasting=True)
+
+    def key(self, call: Call) -> tuple[object, ...]:
+        """What the slot that `call` needs is known by."""
+        return (*self.name, subject(self.limit.partition_by, call))
+
+
+class Plan:
+    """Everything that is fixed about a tool's calls.
+
+    Attributes:
+        tool: The tool's name.
+        rates: Its rate limits, the global ones first.
+        slots: Its concurrency limits, the global one first.
+        pools: Admission and worker threads, as far as it needs them.
+        control: Whether it may use reserved places.
+        timeout_s: Seconds it may run, if bounded.
+        cancel_after_s: Seconds after the deadline at which its task is cancelled too.
+        cancels: Whether a cancelled call cancels its task, or only aborts its signal.
+        row: Where its calls are counted.
+        nested: The plan of its nested calls: without globals and admission.
+    """
+
+    __slots__ = (
+        "_everybody",
+        "cancel_after_s",
+        "cancels",
+        "control",
+        "nested",
+        "pools",
+        "rates",
+        "row",
+        "slots",
+        "timeout_s",
+        "tool",
+    )
+
+    def __init__(
+        self,
+        tool: str,
+        rates: tuple[BoundRate, ...],
+        slots: tuple[BoundSlot, ...],
+        pools: tuple[Pool, ...],
+        *,
+        timeout: Timeout | None,
+        control: bool,
+        cancels: bool,
+        row: Row,
+    ) -> None:
+        self.tool = tool
+        self.rates = rates
+        self.slots = slots
+        self.pools = pools
+        self.control = control
+        self.cancels = cancels
+        self.row = row
+        self.nested = self
+        self.timeout_s = timeout.execute if timeout else None
+        self.cancel_after_s = timeout.cancel_after if timeout else None
+        self._everybody = _for_everybody(rates, slots)
+
+    def needs(
+        self, call: Call, scheduler: Scheduler
+    ) -> tuple[Sequence[tuple[RateRule, str]], tuple[Slot, ...]]:
+        """The counts and the slots of one call.
+
+        Raises:
+            PartitionError: A partition function failed.
+        """
+        if self._everybody is not None:
+            return self._everybody
+        rates = tuple((rate, rate.key(call)) for rate in self.rates)
+        # All keys first: a partition function that fails must leave no slot behind.
+        keys = [(slot.key(call), slot.limit.max_concurrent) for slot in self.slots]
+        return rates, tuple(scheduler.slot(key, capacity) for key, capacity in keys)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether it matters who calls."""
+        return self._everybody is None
+
+
+def _for_everybody(
+    rates: Iterable[BoundRate], slots: Iterable[BoundSlot]
+) -> tuple[Sequence[tuple[RateRule, str]], tuple[Slot, ...]] | None:
+    """The needs of every call alike, when nothing is partitioned."""
+    pairs: list[tuple[RateRule, str]] = []
+    places: list[Slot] = []
+    for rate in rates:
+        if rate.everybody is None:
+            return None
+        pairs.append((rate, rate.everybody))
+    for slot in slots:
+        if slot.everybody is None:
+            return None
+        places.append(slot.everybody)
+    return tuple(pairs), tuple(places)
+
+
+class Plans:
+    """Makes plans, and sees to it that everybody who shares a slot agrees about it."""
+
+    def __init__(
+        self,
+        throttle: Throttle | None,
+        counts: WindowCounts,
+        scheduler: Scheduler,
+        admission: Pool | None,
+        threads: Pool,
+    ) -> None:
+        self._throttle = throttle
+        self._counts = counts
+        self._scheduler = scheduler
+        self._admission = admission
+        self._threads = threads
+        self._declared: dict[str, list[tuple[str, Concurrency]]] = {}
+        self._global_rates: tuple[BoundRate, ...] | None = None
+        self.enforces = throttle is None or throttle.enabled
+
+    def make(self, tool: str, policy: Policy, *, threads: bool, cancels: bool, row: Row) -> Plan:
+        """Bind a tool's limits.
+
+        Raises:
+            ConfigurationError: It disagrees with another tool about a shared slot, or nothing would bound
+                how long its calls may wait.
+        """
+        limits = Limits.of(policy, self._throttle)
+        if self._throttle is not None:
+            self._throttle.check_waits(limits.slots, f'tool "{tool}": concurrency')
+        self._agree(tool, _declarations(tool, limits.slots))
+        own_rates = bind_rates(limits.rates, tool, self._counts)
+        own_slots = self._bind_slots(tool, limits.slots)
+        worker = (self._threads,) if threads else ()
+        control = policy.priority == "control"
+
+        def plan(rates: tuple[BoundRate, ...], slots: tuple[BoundSlot, ...], pools: tuple[Pool, ...]) -> Plan:
+            return Plan(
+                tool, rates, slots, pools, timeout=limits.timeout, control=control, cancels=cancels, row=row
+            )
+
+        admission = (self._admission,) if self._admission and self.enforces else ()
+        made = plan(
+            self._bind_global_rates(limits) + own_rates,
+            self._bind_global_slots(limits) + own_slots,
+            admission + worker,
+        )
+        made.nested = plan(own_rates, own_slots, worker)
+        return made
+
+    def forget(self, tool: str) -> None:
+        """A tool is gone: its declarations bind nobody any more."""
+        for declared in self._declared.values():
+            declared[:] = [each for each in declared if each[0] != tool]
+
+    def _bind_slots(self, tool: str, limits: Sequence[Concurrency]) -> tuple[BoundSlot, ...]:
+        bound: list[BoundSlot] = []
+        nth = 0
+        for limit in limits:
+            if limit.key is None:
+                name: tuple[object, ...] = (tool, nth)
+                nth += 1
+            else:
+                name = (limit.key, 0)
+            if not limit.max_concurrent:
+                continue
+            if any(name == other.name for other in bound):
+                raise ConfigurationError(f'tool "{tool}": concurrency names the slot "{name[0]}" twice')
+            scope = "tool" if limit.key is None else "key"
+            bound.append(BoundSlot(limit, name, scope, self._scheduler))
+        return tuple(bound)
+
+    def _bind_global_rates(self, limits: Limits) -> tuple[BoundRate, ...]:
+        if not limits.global_rates:
+            return ()
+        if self._global_rates is None:
+            self._global_rates = bind_rates(limits.global_rates, None, self._counts)
+        return self._global_rates
+
+    def _bind_global_slots(self, limits: Limits) -> tuple[BoundSlot, ...]:
+        return tuple(
+            BoundSlot(limit, (*GLOBAL, nth, None), "global", self._scheduler)
+            for nth, limit in enumerate(limits.global_slots)
+            if limit.max_concurrent
+        )
+
+    def _agree(self, tool: str, declarations: Sequence[tuple[str, Concurrency]]) -> None:
+        for name, limit in declarations:
+            others = self._declared.get(name, [])
+            for other, theirs in others:
+                if _numbers(theirs) != _numbers(limit):
+                    everybody = ", ".join(f'"{each}"' for each in sorted({tool, *(each for each, _ in others)}))
+                    raise ConfigurationError(
+                        f'concurrency key "{name}": tools {everybody} disagree about it: '
+                        f'"{other}" says {_describe(theirs)}, "{tool}" says {_describe(limit)}; '
+                        "all declarations of a key must give the same max_concurrent and partition_by"
+                    )
+        for name, limit in declarations:
+            declared = self._declared.setdefault(name, [])
+            if all(other != tool for other, _ in declared):
+                declared.append((tool, limit))
+
+
+def _declarations(tool: str, limits: Sequence[Concurrency]) -> list[tuple[str, Concurrency]]:
+    """The names whose slots these limits say something about: keys, and the tool's own name."""
+    declared = [(limit.key, limit) for limit in limits if limit.key is not None]
+    first = next((limit for limit in limits if limit.key is None), None)
+    return [*declared, (tool, first)] if first is not None else declared
+
+
+def _numbers(limit: Concurrency) -> tuple[int, PartitionBy]:
+    return limit.max_concurrent, limit.partition_by
+
+
+def _describe(limit: Concurrency) -> str:
+    partition = limit.partition_by
+    name = getattr(partition, "__qualname__", repr(partition)) if callable(partition) else partition
+    return f"max_concurrent={limit.max_concurrent}, partition_by={name}"

@@ -1,0 +1,153 @@
+"""One call from its arrival to the end of its work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum, IntEnum
+from typing import Any
+
+from frontmcp_py.call import Call
+from frontmcp_py.scheduler import CONTROL, NESTED, NEW, NORMAL, Slot
+from frontmcp_py.signal import AbortSignal
+from frontmcp_py.storage import Claim, RateRule
+
+from .plan import BoundSlot, Plan
+
+Body = Callable[["Run"], Awaitable[Any]]
+
+
+class Outcome(Enum):
+    """How a call that had started was answered. The first one recorded stands."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+
+class Ending(IntEnum):
+    """Why a call is about to be answered before its work has ended.
+
+    Of several in one turn of the loop the first in this order counts, and a result that comes in the
+    same turn counts before all of them.
+    """
+
+    DEADLINE = 1
+    CANCELLED = 2
+    SHUTDOWN = 3
+
+
+class Run(Claim):
+    """A call under the guard: its claim, its body, its signal, its one answer.
+
+    Attributes:
+        call: Who calls what.
+        plan: What the tool's calls are asked.
+        body: The work.
+        parent: The run that this one was called from, if it is nested.
+        turn: Settled when a waiting call may start, or is refused.
+        waits_on: The limit that set how long it may wait; `None` is admission.
+        answer: Settled with the result, or with what is told instead of it.
+        task: Where the body runs.
+        outcome: How it was answered, once it was.
+        ending: Why it is about to be answered early.
+        threads: Worker threads still at work for it.
+        has_ended: Whether the body's coroutine has ended.
+        was_cancelled: Whether the guard has cancelled the body's task.
+        shadow: In `observe` mode, what it would hold.
+    """
+
+    __slots__ = (
+        "_signal",
+        "answer",
+        "body",
+        "call",
+        "ending",
+        "has_ended",
+        "killer",
+        "outcome",
+        "parent",
+        "plan",
+        "questions",
+        "reason",
+        "shadow",
+        "task",
+        "threads",
+        "time_left",
+        "turn",
+        "waits_on",
+        "was_cancelled",
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        call: Call,
+        body: Body,
+        rates: Sequence[tuple[RateRule, str]],
+        slots: tuple[Slot, ...],
+        parent: Run | None,
+    ) -> None:
+        # Made for every call: what the base classes would set is set here, without two calls more.
+        self.rates = rates
+        self.slots = slots
+        self.pools = plan.pools
+        self.control = control = plan.control
+        self.rank = NESTED if parent is not None else CONTROL if control else NORMAL
+        self.seq = 0
+        self.state = NEW
+        self.plan = plan
+        self.call = call
+        self.body = body
+        self.parent = parent
+        self.turn: asyncio.Future[None] | None = None
+        self.waits_on: BoundSlot | None = None
+        self.answer: asyncio.Future[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.outcome: Outcome | None = None
+        self.ending: Ending | None = None
+        self.threads = 0
+        self.has_ended = False
+        self.was_cancelled = False
+        self.shadow: Claim | None = None
+        self._signal: AbortSignal | None = None
+        self.reason: Exception | None = None
+        self.questions = 0
+        self.time_left = 0.0
+        self.killer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody awaits the turn any more."""
+        return self.turn is not None and self.turn.done()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the caller has been answered."""
+        return self.outcome is not None
+
+    @property
+    def signal(self) -> AbortSignal:
+        """The call's signal, made when somebody first asks for it."""
+        if self._signal is None:
+            self._signal = AbortSignal()
+            if self.reason is not None:
+                self._signal.abort(self.reason)
+        return self._signal
+
+    def abort(self, reason: Exception) -> None:
+        """Tell the work to stop; the first reason stands."""
+        if self.reason is None:
+            self.reason = reason
+            if self._signal is not None:
+                self._signal.abort(reason)
+
+    def holds(self, place: object) -> bool:
+        """Whether it, or a run it was called from, holds a place there."""
+        run: Run | None = self
+        while run is not None:
+            if run.is_holding and (place in run.slots or place in run.pools):
+                return True
+            run = run.parent
+        return False

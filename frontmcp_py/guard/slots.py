@@ -1,0 +1,247 @@
+"""Is there a slot, and a place in the process? The event loop's side of the scheduler.
+
+The scheduler says whose turn it is; here calls wait for theirs, for a time that is fixed when they arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+
+from frontmcp_py.errors import Cancelled, ConcurrencyLimit, GuardError, Overloaded, QueueTimeout
+from frontmcp_py.policy import DEFAULT_QUEUE_TIMEOUT, Admission
+from frontmcp_py.scheduler import Pool, Slot
+from frontmcp_py.storage import Claim, MemoryStorage
+
+from .plan import BoundSlot
+from .rates import too_often
+from .run import Run
+from .timers import Timers
+
+logger = logging.getLogger("frontmcp_py.guard")
+
+
+class Slots:
+    """Lets calls wait for their turn, and lets the next ones start whenever something frees.
+
+    Args:
+        storage: Decides who may start.
+        admission: The limits of the process, if they are enforced.
+        places: Their pool.
+        threads: The pool of worker threads.
+    """
+
+    def __init__(
+        self, storage: MemoryStorage, admission: Admission | None, places: Pool | None, threads: Pool
+    ) -> None:
+        self._storage = storage
+        self._scheduler = storage.scheduler
+        self._admission = admission
+        self._places = places
+        self._threads = threads
+        self._longest_wait = admission.queue_timeout if admission else DEFAULT_QUEUE_TIMEOUT
+        self._said_full = False
+        self._timers: Timers[Run] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[Run, float] = {}
+        self.peak_waiting = 0
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on calls wait on this loop."""
+        self._loop = loop
+        self._timers = Timers(loop, self._overdue)
+
+    def detach(self) -> None:
+        """The loop is gone, and with it everybody who waited on it."""
+        for run in list(self._waiting):
+            self._storage.leave(run)
+        self._waiting.clear()
+        if self._timers is not None:
+            self._timers.close()
+
+    def queue(self, run: Run) -> None:
+        """A call that cannot start joins the queue.
+
+        Raises:
+            GuardError: It may not wait.
+        """
+        assert self._loop is not None and self._timers is not None
+        limits, pools = self._obstacles(run, run)
+        refusal = self._refusal_on_arrival(run, limits, pools)
+        if refusal is not None:
+            self._storage.refuse(run)
+            self._release_shadow(run)
+            raise refusal
+        seconds, run.waits_on = self._patience(limits)
+        run.turn = self._loop.create_future()
+        self._storage.wait(run)
+        self._waiting[run] = seconds
+        self._timers.set(seconds, run)
+        self.peak_waiting = max(self.peak_waiting, self._scheduler.waiting)
+
+    def would_refuse(self, run: Run, shadow: Claim) -> str | None:
+        """In `observe` mode: the code that the call would have been refused with, or `None`: it had waited."""
+        refusal = self._refusal_on_arrival(run, *self._obstacles(run, shadow))
+        return None if refusal is None else refusal.code
+
+    async def turn(self, run: Run) -> None:
+        """Wait until the call may start.
+
+        Raises:
+            GuardError: Its time ran out, or its rate limit did.
+            asyncio.CancelledError: The caller has gone; the call holds nothing any more.
+        """
+        assert run.turn is not None
+        try:
+            await run.turn
+        except asyncio.CancelledError:
+            self.give_up(run)
+            raise
+
+    def give_up(self, run: Run) -> None:
+        """A waiter goes; a place that was just being handed to it goes to the next, uncounted."""
+        row = run.plan.row
+        if run.is_holding:
+            self._storage.undo(run)
+            row.started -= 1
+        self._leave(run)
+        row.cancelled_waiting += 1
+        self.advance()
+
+    def cancel_waiting(self, run: Run) -> None:
+        """The signal that a waiting call was given is aborted."""
+        assert run.turn is not None
+        self._leave(run)
+        run.plan.row.cancelled_waiting += 1
+        if not run.turn.done():
+            run.turn.set_exception(Cancelled(run.plan.tool))
+        self.advance()
+
+    def refuse_waiting(self, run: Run, error: GuardError) -> None:
+        """A waiter is refused after all."""
+        assert run.turn is not None
+        self._leave(run)
+        run.plan.row.rejected[error.code] += 1
+        if not run.turn.done():
+            run.turn.set_exception(error)
+
+    def refuse_everybody(self) -> None:
+        """The server stops: nobody waits any longer."""
+        for run in list(self._waiting):
+            self.refuse_waiting(run, self.overloaded(shutting_down=True))
+
+    def advance(self) -> None:
+        """Let everybody start whose turn has come."""
+        if not self._scheduler.waiting:
+            return
+        for claim, refusal in self._storage.turns():
+            assert isinstance(claim, Run) and claim.turn is not None
+            self._forget(claim)
+            if refusal is not None:
+                self._release_shadow(claim)
+                error = too_often(claim.plan.tool, refusal)
+                claim.plan.row.rejected[error.code] += 1
+                claim.turn.set_exception(error)
+            else:
+                claim.plan.row.started += 1
+                claim.turn.set_result(None)
+
+    def overloaded(self, *, waited_ms: int | None = None, shutting_down: bool = False) -> Overloaded:
+        """The answer of a server that has no room."""
+        places = self._places or self._threads
+        return Overloaded(
+            running=places.held,
+            waiting=self._scheduler.waiting,
+            waited_ms=waited_ms,
+            shutting_down=shutting_down,
+            limit=places.capacity,
+        )
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _obstacles(self, run: Run, claim: Claim) -> tuple[list[tuple[BoundSlot, Slot]], list[Pool]]:
+        """The limits and the pools that have no room for the call."""
+        slots, pools = self._scheduler.obstacles(claim)
+        if not slots:
+            return [], pools
+        pairs = zip(run.plan.slots, claim.slots, strict=True)
+        return [(limit, slot) for limit, slot in pairs if slot in slots], pools
+
+    def _refusal_on_arrival(
+        self, run: Run, limits: Sequence[tuple[BoundSlot, Slot]], pools: Sequence[Pool]
+    ) -> GuardError | None:
+        tool, parent = run.plan.tool, run.parent
+        for limit, slot in limits:
+            itself = parent is not None and parent.holds(slot)
+            if itself or limit.limit.queue_timeout == 0 or _is_full(run, limit, slot):
+                return ConcurrencyLimit(tool, limit.limit.max_concurrent, limit.scope, waits_for_itself=itself)
+        for pool in pools:
+            if parent is not None and parent.holds(pool):
+                return ConcurrencyLimit(tool, pool.capacity, "admission", waits_for_itself=True)
+        admission = self._admission
+        if admission is not None and self._scheduler.waiting >= admission.max_queued:
+            error = self.overloaded()
+            self._say_full(error, admission)
+            return error
+        return None
+
+    def _patience(self, limits: Sequence[tuple[BoundSlot, Slot]]) -> tuple[float, BoundSlot | None]:
+        """How many seconds the call may wait, and which limit says so (`None`: admission)."""
+        bounded = self._admission is not None or not limits
+        shortest = self._longest_wait if bounded else math.inf
+        by: BoundSlot | None = None
+        for limit, _ in limits:
+            timeout = limit.limit.queue_timeout
+            # On a tie the limit's own time counts, so that the caller reads QUEUE_TIMEOUT.
+            if timeout is not None and (timeout < shortest or (timeout == shortest and by is None)):
+                shortest, by = timeout, limit
+        return shortest, by
+
+    def _overdue(self, run: Run) -> None:
+        if not run.is_waiting:
+            return
+        waited_ms = round(self._waiting[run] * 1000)
+        limit = run.waits_on
+        if limit is None:
+            error: GuardError = self.overloaded(waited_ms=waited_ms)
+        else:
+            error = QueueTimeout(
+                run.plan.tool, waited_ms=waited_ms, limit=limit.limit.max_concurrent, scope=limit.scope
+            )
+        self.refuse_waiting(run, error)
+        self.advance()
+
+    def _leave(self, run: Run) -> None:
+        self._storage.leave(run)
+        self._release_shadow(run)
+        self._forget(run)
+
+    def _release_shadow(self, run: Run) -> None:
+        if run.shadow is not None:
+            self._storage.release(run.shadow)
+
+    def _forget(self, run: Run) -> None:
+        seconds = self._waiting.pop(run, None)
+        if seconds is not None and self._timers is not None:
+            self._timers.drop(seconds, run)
+
+    def _say_full(self, error: Overloaded, admission: Admission) -> None:
+        if not self._said_full:
+            self._said_full = True
+            logger.warning(
+                "%s Calls are refused until one ends; admission.max_active is %d, admission.reserved %d, "
+                "admission.max_queued %d and admission.queue_timeout %g s. This is said once.",
+                error,
+                admission.max_active,
+                admission.reserved,
+                admission.max_queued,
+                admission.queue_timeout,
+            )
+
+
+def _is_full(run: Run, limit: BoundSlot, slot: Slot) -> bool:
+    """Whether the limit's own queue has no place; a nested call stands in no line and needs none."""
+    most = limit.limit.max_queued
+    return most is not None and run.parent is None and slot.waiting >= most

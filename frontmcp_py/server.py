@@ -1,0 +1,266 @@
+"""FrontMCP: apps, the guard and the SDK's server, composed into one object that serves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
+
+import anyio
+from mcp.client import Client
+from mcp.server.auth.provider import TokenVerifier
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import MCPServer
+from starlette.applications import Starlette
+
+from frontmcp_py.app import App, as_tool
+from frontmcp_py.errors import ConfigurationError
+from frontmcp_py.guard import Guard
+from frontmcp_py.http.endpoints import healthz
+from frontmcp_py.identity import SESSIONS_ARE_CHECKED
+from frontmcp_py.policy import (
+    DEFAULT_MAX_RESULT_BYTES,
+    MAX_RESULT_BYTES_RANGE,
+    DEFAULT_SHUTDOWN_GRACE,
+    SHUTDOWN_GRACE_RANGE,
+    DEFAULT_WORKER_THREADS,
+    WORKER_THREADS_RANGE,
+    Duration,
+    Throttle,
+    ThrottleOption,
+    check_count,
+    check_flag,
+    check_text,
+    names_options,
+    parse_duration,
+)
+from frontmcp_py.tool import Tool, ToolOptions, tool
+from frontmcp_py.wire import GuardedServer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Lifespan = Callable[[MCPServer[Any]], AbstractAsyncContextManager[Any]]
+
+logger = logging.getLogger("frontmcp_py.server")
+
+# What FrontMCP itself says to `MCPServer`.
+_OWN_OPTIONS = ("name", "version", "instructions", "lifespan", "auth", "token_verifier")
+
+
+class FrontMCP:
+    """An MCP server that survives its users.
+
+    Args:
+        name: What the server is called.
+        version: Its version.
+        instructions: What the model is told about it.
+        apps: Whose tools, resources and prompts it serves.
+        tools: Further tools; plain functions become tools without limits of their own.
+        throttle: The server-wide limits: a `Throttle`, a mapping of its fields, or `False` for no limits at all.
+            Without one, tools' own limits and admission's defaults hold.
+        production: Whether clients are kept from what a tool raises unforeseen; by default, whether
+            `FRONTMCP_ENV` says `production`.
+        lifespan: As in the SDK: entered once for each stdio process, HTTP session manager or in-process client.
+        auth: As in the SDK.
+        token_verifier: As in the SDK.
+        describe_limits: Whether tools' descriptions tell the model of their limits.
+        worker_threads: How many threads run `def` tools, 1 to 1000; control tools have a reserve beyond these.
+        shutdown_grace: How long running work may take to end when the last connection closes, 0 to 600 seconds.
+        max_result_bytes: The largest result, serialised: 1 KiB to 1 GiB.
+        mcp_options: Further options of `MCPServer`.
+
+    Raises:
+        ConfigurationError: A value is not allowed, two tools have one name, or tools disagree about a shared slot.
+
+    Attributes:
+        mcp: The SDK's server. A tool registered there gets the globals, the defaults and admission.
+        guard: The guard.
+    """
+
+    @names_options
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: str = "",
+        instructions: str | None = None,
+        apps: Iterable[App] = (),
+        tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
+        throttle: ThrottleOption = None,
+        production: bool | None = None,
+        lifespan: Lifespan | None = None,
+        auth: AuthSettings | None = None,
+        token_verifier: TokenVerifier | None = None,
+        describe_limits: bool = True,
+        worker_threads: int = DEFAULT_WORKER_THREADS,
+        shutdown_grace: Duration = DEFAULT_SHUTDOWN_GRACE,
+        max_result_bytes: int = DEFAULT_MAX_RESULT_BYTES,
+        mcp_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = check_text(name, "FrontMCP.name")
+        self._grace = parse_duration(
+            shutdown_grace, field="FrontMCP.shutdown_grace", low=SHUTDOWN_GRACE_RANGE[0], high=SHUTDOWN_GRACE_RANGE[1]
+        )
+        self._lifespan = lifespan
+        self.guard = Guard(
+            _throttle(throttle),
+            worker_threads=check_count(worker_threads, "FrontMCP.worker_threads", *WORKER_THREADS_RANGE),
+            shutdown_grace=self._grace,
+        )
+        options = _mcp_options(mcp_options)
+        try:
+            self.mcp = GuardedServer(
+                self.guard,
+                production=_production(production),
+                describe_limits=check_flag(describe_limits, "FrontMCP.describe_limits"),
+                max_result_bytes=check_count(
+                    max_result_bytes, "FrontMCP.max_result_bytes", *MAX_RESULT_BYTES_RANGE
+                ),
+                name=name,
+                version=version,
+                instructions=instructions,
+                lifespan=self._alive,
+                auth=auth,
+                token_verifier=token_verifier,
+                **options,
+            )
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            raise ConfigurationError(f"FrontMCP: {error}") from error
+        self.mcp.custom_route("/healthz", ["GET"])(healthz(name))
+        for app in apps:
+            if not isinstance(app, App):
+                raise ConfigurationError(f"FrontMCP.apps: {app!r} is not allowed; give App objects")
+            for each in app.tools:
+                self.mcp.register(each, f'app "{app.name}"')
+            app.serve(self.name, self.mcp)
+        for each in tools:
+            self.mcp.register(as_tool(each), "the server itself")
+
+    @overload
+    def tool(self, fn: Callable[P, R], /) -> Tool[P, R]: ...
+
+    @overload
+    def tool(self, **options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+
+    def tool(self, fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
+        """`@tool`, served at once; the options are those of `tool`."""
+        make = tool(**options)
+
+        def register(function: Callable[..., Any]) -> Tool[..., Any]:
+            made = make(function)
+            self.mcp.register(made, "the server itself")
+            return made
+
+        return register if fn is None else register(fn)
+
+    def connect(self, **client: Any) -> Client:
+        """A client in this process, for `async with server.connect() as client`; the same guard applies.
+
+        Args:
+            client: Options of the SDK's `Client`.
+        """
+        return Client(self.mcp, **client)
+
+    def http_app(self, **http: Any) -> Starlette:
+        """An ASGI app that serves MCP at `/mcp`, and `/healthz`.
+
+        Args:
+            http: Options of the SDK's `streamable_http_app`.
+        """
+        app = self.mcp.streamable_http_app(**http)
+        setattr(app.state, SESSIONS_ARE_CHECKED, not http.get("stateless_http", False))
+        return app
+
+    def run(
+        self,
+        transport: Literal["stdio", "http"] = "stdio",
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        **http: Any,
+    ) -> None:
+        """Serve until the process is told to stop.
+
+        Args:
+            transport: `stdio` for one client that started this process, `http` for many.
+            host: The address to listen on.
+            port: The port to listen on; 0 takes a free one.
+            http: Further options of `http_app`.
+
+        Raises:
+            SystemExit: The address cannot be listened on; the message says why.
+            ConfigurationError: There is no such transport.
+        """
+        if transport == "stdio":
+            self.mcp.local_transport = "stdio"
+            try:
+                anyio.run(self.mcp.run_stdio_async)
+            finally:
+                self.mcp.local_transport = "in-process"
+        elif transport == "http":
+            from frontmcp_py.http.serve import serve
+
+            app = self.http_app(host=host, **http)
+            log_level = self.mcp.settings.log_level.lower()
+            try:
+                serve(app, host=host, port=port, grace=self._grace, log_level=log_level)
+            except ConfigurationError as error:
+                raise SystemExit(f"frontmcp_py: {error}") from None
+        else:
+            raise ConfigurationError(f"transport: {transport!r} is not allowed; give 'stdio' or 'http'")
+
+    @contextlib.asynccontextmanager
+    async def _alive(self, mcp: MCPServer[Any]) -> AsyncIterator[Any]:
+        """The SDK's lifespan: the author's, with the guard inside, so that running work ends before it does."""
+        async with (self._lifespan or _no_lifespan)(mcp) as state:
+            await self.guard.__aenter__()
+            try:
+                yield state
+            finally:
+                # The connection is closing, perhaps by being cancelled: running work still gets its grace.
+                with anyio.CancelScope(shield=True):
+                    await self.guard.__aexit__(None, None, None)
+
+
+@contextlib.asynccontextmanager
+async def _no_lifespan(_: MCPServer[Any]) -> AsyncIterator[dict[str, Any]]:
+    yield {}
+
+
+def _throttle(value: ThrottleOption) -> Throttle | None:
+    if os.environ.get("FRONTMCP_THROTTLE", "").strip().lower() == "off":
+        value = False
+    throttle = Throttle.of(value, "FrontMCP.throttle")
+    if throttle is None:
+        return None
+    if throttle.storage is not None:
+        raise ConfigurationError(
+            "Throttle.storage: this version counts in the process only; leave it out (None)"
+        )
+    if throttle.ip_filter is not None:
+        raise ConfigurationError("Throttle.ip_filter: this version does not enforce it; leave it out (None)")
+    if not throttle.enabled:
+        logger.warning(
+            "the throttle is off: rate limits, concurrency limits, admission and the default timeout are ignored"
+        )
+    return throttle
+
+
+def _production(value: bool | None) -> bool:
+    if value is None:
+        return os.environ.get("FRONTMCP_ENV", "").strip().lower() == "production"
+    return check_flag(value, "FrontMCP.production")
+
+
+def _mcp_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = dict(options or {})
+    for name in _OWN_OPTIONS:
+        if name in given:
+            raise ConfigurationError(f"FrontMCP.mcp_options: {name!r} is not allowed there; give it to FrontMCP")
+    return given

@@ -1,0 +1,469 @@
+"""From a `tools/call` of the SDK to the guard, and back.
+
+One `Extension` asks the guard about every call; one subclass of `MCPServer` keeps the plans of its tools,
+gives them their context, and turns what they raise into results. Everything else is the SDK's.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import anyio.to_thread
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.extension import Extension
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.server.mcpserver.resolve import find_resolved_parameters
+from mcp.server.mcpserver.tools import Tool as SdkTool
+from mcp.server.mcpserver.utilities.context_injection import find_context_parameter
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import InMemorySubscriptionBus, SubscriptionBus
+from mcp.shared.dispatcher import ProgressFnT
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    Icon,
+    InputRequiredResult,
+    LoggingLevel,
+    RequestId,
+    ServerNotification,
+    ServerRequest,
+    TextContent,
+    ToolAnnotations,
+)
+from pydantic import BaseModel
+
+from frontmcp_py import results
+from frontmcp_py.call import Call, Caller
+from frontmcp_py.context import ToolContext
+from frontmcp_py.errors import ConfigurationError, GuardError, InternalError
+from frontmcp_py.guard import Guard, Plan, Run
+from frontmcp_py.guard.deadline import CancelledItself
+from frontmcp_py.guard.describe import META_KEY, as_data, describe
+from frontmcp_py.identity import caller_of
+from frontmcp_py.policy import Policy
+from frontmcp_py.signal import AbortSignal
+from frontmcp_py.tool import Tool, is_async
+
+logger = logging.getLogger("frontmcp_py.server")
+
+ResultT = TypeVar("ResultT", bound=BaseModel)
+
+_NOBODY: Final = Caller()
+_RUN: Final[contextvars.ContextVar[tuple[Guard, Run] | None]] = contextvars.ContextVar(
+    "frontmcp_py.run", default=None
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A registered tool, and how its calls are handled."""
+
+    name: str
+    owner: str
+    """Where it was registered, for messages."""
+    plan: Plan
+    is_bare: bool
+    """It takes no context and needs no thread: the request is passed on as it is."""
+    is_inline: bool
+    """Its body may run in the request's own task."""
+    needs_caller: bool
+    """It matters who calls."""
+
+
+class GuardedServer(MCPServer[Any]):
+    """The SDK's server, with the guard in front of every tool.
+
+    Args:
+        guard: Decides about calls.
+        production: Whether what a tool raises unforeseen is kept from its client.
+        describe_limits: Whether the model is told of limits, where a tool does not say so itself.
+        max_result_bytes: The largest result, serialised.
+        options: The options of `MCPServer`.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        production: bool,
+        describe_limits: bool,
+        max_result_bytes: int,
+        tools: Iterable[SdkTool] = (),
+        extensions: Iterable[Extension] = (),
+        subscriptions: SubscriptionBus | None = None,
+        **options: Any,
+    ) -> None:
+        # The SDK's constructor registers tools of extensions, so what registering needs comes first.
+        self.guard = guard
+        self.entries: dict[str, Entry] = {}
+        self.local_transport = "in-process"
+        self.max_result_bytes = max_result_bytes
+        self._production = production
+        self._describe_limits = describe_limits
+        self._bus = subscriptions or InMemorySubscriptionBus()
+        ready = [self._take_in(tool) for tool in tools]
+        super().__init__(
+            tools=ready, extensions=[_Guarding(self), *extensions], subscriptions=self._bus, **options
+        )
+
+    # -- registering ---------------------------------------------------------------------------
+
+    def register(self, tool: Tool[..., Any], owner: str) -> None:
+        """Serve a tool.
+
+        Raises:
+            ConfigurationError: Its name is taken, its limits disagree with another tool's, or the SDK cannot
+                make a schema of its signature.
+        """
+        fn = _callable_of(tool)
+        self._enter(
+            tool.name,
+            owner,
+            tool.policy,
+            fn,
+            threads=not tool.is_async,
+            cancels=tool.cancels,
+            inline=tool.is_async and tool.cancels,
+        )
+        tells = self._describe_limits if tool.describe_limits is None else tool.describe_limits
+        try:
+            super().add_tool(
+                fn,
+                name=tool.name,
+                title=tool.title,
+                description=self._description(tool.description, tool.policy, tells),
+                annotations=tool.annotations,
+                icons=tool.icons,
+                meta=self._meta(tool.meta, tool.policy, tells),
+                structured_output=tool.structured_output,
+            )
+        except Exception as error:
+            self._drop(tool.name)
+            raise ConfigurationError(f'tool "{tool.name}": {error}') from error
+
+    def add_tool(
+        self,
+        fn: Callable[..., Any],
+        name: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        annotations: ToolAnnotations | None = None,
+        icons: list[Icon] | None = None,
+        meta: dict[str, Any] | None = None,
+        structured_output: bool | None = None,
+    ) -> None:
+        """Serve a tool of the SDK's own kind: the globals, the defaults and admission apply to it."""
+        known_as = name or fn.__name__
+        policy = Policy()
+        self._enter_foreign(known_as, fn, annotations, is_async=is_async(fn))
+        try:
+            super().add_tool(
+                fn,
+                name=name,
+                title=title,
+                description=self._description(
+                    description or inspect.getdoc(fn) or "", policy, self._describe_limits
+                ),
+                annotations=annotations,
+                icons=icons,
+                meta=self._meta(meta, policy, self._describe_limits),
+                structured_output=structured_output,
+            )
+        except Exception:
+            self._drop(known_as)
+            raise
+
+    def remove_tool(self, name: str) -> None:
+        """Serve a tool no longer."""
+        super().remove_tool(name)
+        self._drop(name)
+
+    # -- calling -------------------------------------------------------------------------------
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """Run a tool past the guard.
+
+        Without a context this is the SDK's method. Within a request, what a tool raises unforeseen becomes a
+        result: in production it carries an id only, and the log has the traceback under the same id.
+        """
+        if context is None:
+            return await super().call_tool(name, arguments)
+        session = context.session
+        if isinstance(session, _CallSession):
+            context = ToolContext(
+                session.progress,
+                request_context=context.request_context,
+                mcp_server=self,
+                input_params=session.params,
+                subscriptions=self._bus,
+            )
+        try:
+            return await super().call_tool(name, arguments, context)
+        except UnexpectedToolError as error:
+            return results.of_exception(name, error, production=self._production)
+        except SystemExit as error:
+            # A library that calls sys.exit() ends its call, not the server.
+            return results.failure(name, error, production=self._production)
+
+    async def guarded_call(
+        self, params: CallToolRequestParams, ctx: ServerRequestContext[Any, Any], call_next: CallNext
+    ) -> HandlerResult:
+        """Ask the guard about a `tools/call`, and run it."""
+        name = params.name
+        entry = self.entries.get(name)
+        if entry is None:
+            self.guard.count_unknown()
+            return await call_next(ctx)
+        caller = caller_of(ctx, self.local_transport) if entry.needs_caller else _NOBODY
+        call = Call(name, params.arguments or {}, caller)
+
+        if entry.is_bare:
+
+            async def body(run: Run) -> HandlerResult:
+                return results.within(await call_next(ctx), name, self.max_result_bytes)
+
+        else:
+
+            async def body(run: Run) -> HandlerResult:
+                _RUN.set((self.guard, run))
+                session = _CallSession(self, run, ctx, params)
+                answer = await call_next(replace(ctx, session=session))
+                return results.within(answer, name, self.max_result_bytes)
+
+        try:
+            return await self.guard.call(entry.plan, call, body, inline=entry.is_inline)
+        except Exception as error:
+            return self._answer_to(name, error)
+
+    async def nested_call(
+        self, parent: Run, ctx: ServerRequestContext[Any, Any], name: str, arguments: Mapping[str, Any]
+    ) -> CallToolResult:
+        """A tool calls another one: its own limits apply, and the parent's caller and abort."""
+        entry = self.entries.get(name)
+        if entry is None:
+            self.guard.count_unknown()
+            return CallToolResult(
+                content=[TextContent(type="text", text=f"Unknown tool: {name}")], is_error=True
+            )
+        given = dict(arguments)
+        call = Call(name, given, parent.call.caller)
+        params = CallToolRequestParams(name=name, arguments=given)
+
+        async def body(run: Run) -> HandlerResult:
+            _RUN.set((self.guard, run))
+            session = _CallSession(self, run, ctx, params)
+            context: Context[Any, Any] = Context(
+                request_context=replace(ctx, session=session), mcp_server=self, subscriptions=self._bus
+            )
+            try:
+                answer = await self.call_tool(name, given, context)
+            except ToolError as error:
+                answer = results.of_exception(name, error, production=self._production)
+            return results.within(answer, name, self.max_result_bytes)
+
+        try:
+            answer = await self.guard.call(entry.plan, call, body, signal=parent.signal, parent=parent)
+        except Exception as error:
+            return self._answer_to(name, error)
+        if isinstance(answer, CallToolResult):
+            return answer
+        message = f'Tool "{name}" asks its client something, which it cannot do from within another call'
+        return CallToolResult(content=[TextContent(type="text", text=message)], is_error=True)
+
+    def _answer_to(self, name: str, error: Exception) -> CallToolResult:
+        """The result of a call that the guard ended; only the SDK's protocol errors are raised."""
+        if isinstance(error, GuardError):
+            return results.refusal(error)
+        if isinstance(error, MCPError):
+            raise error
+        if isinstance(error, CancelledItself):
+            return results.failure(name, error, production=self._production)
+        ours = InternalError(name)
+        logger.error("[%s] the guard failed on a call of %r", ours.error_id, name, exc_info=error)
+        return results.refusal(ours)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _take_in(self, tool: SdkTool) -> SdkTool:
+        """A ready tool of the SDK that was given to the constructor."""
+        self._enter_foreign(tool.name, tool.fn, tool.annotations, is_async=tool.is_async)
+        policy = Policy()
+        return tool.model_copy(
+            update={
+                "description": self._description(tool.description, policy, self._describe_limits),
+                "meta": self._meta(tool.meta, policy, self._describe_limits),
+            }
+        )
+
+    def _enter_foreign(
+        self, name: str, fn: Callable[..., Any], annotations: ToolAnnotations | None, *, is_async: bool
+    ) -> None:
+        reads = is_async and bool(annotations and annotations.read_only_hint)
+        self._enter(name, "server.mcp", Policy(), fn, threads=False, cancels=reads, inline=reads)
+
+    def _enter(
+        self,
+        name: str,
+        owner: str,
+        policy: Policy,
+        fn: Callable[..., Any],
+        *,
+        threads: bool,
+        cancels: bool,
+        inline: bool,
+    ) -> None:
+        taken = self.entries.get(name)
+        if taken is not None:
+            raise ConfigurationError(
+                f'two tools are called "{name}": one of {taken.owner} and one of {owner}; '
+                "give one of them another name: tool(name=...)"
+            )
+        plan = self.guard.bind(name, policy, threads=threads, cancels=cancels)
+        is_bare = not threads and find_context_parameter(fn) is None and not find_resolved_parameters(fn)
+        self.entries[name] = Entry(
+            name=name,
+            owner=owner,
+            plan=plan,
+            is_bare=is_bare,
+            is_inline=inline and is_bare,
+            needs_caller=plan.is_partitioned or not is_bare,
+        )
+
+    def _drop(self, name: str) -> None:
+        if self.entries.pop(name, None) is not None:
+            self.guard.unbind(name)
+
+    def _description(self, description: str, policy: Policy, tells: bool) -> str:
+        return describe(description, self.guard.limits_of(policy) if tells else None)
+
+    def _meta(self, meta: Mapping[str, Any] | None, policy: Policy, tells: bool) -> dict[str, Any] | None:
+        data = as_data(self.guard.limits_of(policy)) if tells else {}
+        told = {META_KEY: data} if data else {}
+        return {**(meta or {}), **told} or None
+
+
+class _Guarding(Extension):
+    """Puts the guard in front of `tools/call`."""
+
+    identifier = "dev.frontmcp/guard"
+
+    def __init__(self, server: GuardedServer) -> None:
+        self._server = server
+
+    def intercept_tool_call(
+        self, params: CallToolRequestParams, ctx: ServerRequestContext[Any, Any], call_next: CallNext
+    ) -> Coroutine[Any, Any, HandlerResult]:
+        return self._server.guarded_call(params, ctx, call_next)
+
+
+class _Progress:
+    """What a context knows of the call that it belongs to."""
+
+    __slots__ = ("_ctx", "_run", "_server")
+
+    def __init__(self, server: GuardedServer, run: Run, ctx: ServerRequestContext[Any, Any]) -> None:
+        self._server = server
+        self._run = run
+        self._ctx = ctx
+
+    @property
+    def signal(self) -> AbortSignal:
+        return self._run.signal
+
+    @property
+    def caller(self) -> Caller:
+        return self._run.call.caller
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        return await self._server.nested_call(self._run, self._ctx, name, arguments)
+
+
+class _CallSession(ServerSession):
+    """The session of one call: questions stop its clock, and after the answer it says nothing more."""
+
+    def __init__(
+        self,
+        server: GuardedServer,
+        run: Run,
+        ctx: ServerRequestContext[Any, Any],
+        params: CallToolRequestParams,
+    ) -> None:
+        # The same session, seen from one call: it has the channels of the original.
+        vars(self).update(vars(ctx.session))
+        self.params = params
+        self.progress = _Progress(server, run, ctx)
+        self._guard = server.guard
+        self._run = run
+
+    async def send_request(
+        self,
+        request: ServerRequest,
+        result_type: type[ResultT],
+        request_read_timeout_seconds: float | None = None,
+        metadata: ServerMessageMetadata | None = None,
+        progress_callback: ProgressFnT | None = None,
+    ) -> ResultT:
+        self._guard.pause(self._run)
+        try:
+            return await super().send_request(
+                request, result_type, request_read_timeout_seconds, metadata, progress_callback
+            )
+        finally:
+            self._guard.resume(self._run)
+
+    async def send_notification(
+        self, notification: ServerNotification, related_request_id: RequestId | None = None
+    ) -> None:
+        if not self._run.is_answered:
+            await super().send_notification(notification, related_request_id)
+
+    async def send_log_message(
+        self,
+        level: LoggingLevel,
+        data: Any,
+        logger: str | None = None,
+        related_request_id: RequestId | None = None,
+    ) -> None:
+        if not self._run.is_answered:
+            await super().send_log_message(level, data, logger, related_request_id)
+
+    async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        if not self._run.is_answered:
+            await super().report_progress(progress, total, message)
+
+
+def _callable_of(tool: Tool[..., Any]) -> Callable[..., Any]:
+    """The function that the SDK calls: a coroutine function with the tool's own signature."""
+    fn = tool.fn
+    if tool.is_async and inspect.iscoroutinefunction(fn):
+        return fn
+
+    if tool.is_async:
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await fn(*args, **kwargs)
+
+    else:
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            work = functools.partial(fn, *args, **kwargs)
+            current = _RUN.get()
+            if current is None:
+                return await anyio.to_thread.run_sync(work)
+            guard, run = current
+            return await guard.in_thread(run, work)
+
+    functools.update_wrapper(call, fn)
+    call.__name__ = tool.name
+    return call

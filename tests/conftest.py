@@ -1,0 +1,35 @@
+"""What every test may rely on: no settings from outside, asyncio, and in CI the same examples every time."""
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# No deadline: tests never assert a time. In CI the same examples are drawn in every run, so that a red run is
+# one that anybody can repeat; elsewhere new ones are, and those that failed are kept in .hypothesis.
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
+def pytest_configure() -> None:
+    for name in [name for name in os.environ if name.startswith("FRONTMCP_")]:
+        del os.environ[name]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
