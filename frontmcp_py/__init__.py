@@ -1,7 +1,7 @@
 """MCP servers that survive their users.
 
-A tool says, next to its code, how often it may run, how many at once and for how long; the server enforces it,
-tells the model about it, and stays responsive when it is flooded. How a call flows, and where to read on:
+A tool says, next to its code, how often it may run, how many at once and for how long; the server enforces
+it, tells the model about it, and stays responsive when it is flooded. How a call flows, and where to read on:
 
     @tool (tool) ─► App (app) ─► FrontMCP (server) ─► wire ─► Guard (guard/__init__: the questions, in order)
                                      │                          │
@@ -11,8 +11,8 @@ tells the model about it, and stays responsive when it is flooded. How a call fl
                                                                 │   └ scheduler   whose turn is it?
                                                                 └ deadline    how long may it run?
 
-`policy` holds every limit as a value and every constant, `errors` every refusal, `storage` the counts and slots,
-`context` and `signal` what a tool is given, `testing` what tests need.
+`policy` holds every limit as a value and every constant, `errors` every refusal, `storage` the counts and
+slots, `context` and `signal` what a tool is given, `testing` what tests need.
 """
 
 from mcp.server.mcpserver.exceptions import ToolError

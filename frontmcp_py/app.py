@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.policy import names_options
@@ -40,9 +40,11 @@ class App:
     def tool(self, fn: Callable[P, R], /) -> Tool[P, R]: ...
 
     @overload
-    def tool(self, **options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+    def tool(
+        self, fn: None = None, /, **options: Unpack[ToolOptions]
+    ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
-    def tool(self, fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
+    def tool(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """`@tool`, registered here at once; the options are those of `tool`."""
         self._check_open("tool")
         make = tool(**options)
@@ -69,7 +71,9 @@ class App:
         for register in self._others:
             register(mcp)
 
-    def _register(self, kind: str, decorator: Callable[[MCPServer[Any]], Any]) -> Callable[[CallableT], CallableT]:
+    def _register(
+        self, kind: str, decorator: Callable[[MCPServer[Any]], Any]
+    ) -> Callable[[CallableT], CallableT]:
         self._check_open(kind)
 
         def register(fn: CallableT) -> CallableT:
@@ -82,15 +86,15 @@ class App:
     def _check_open(self, kind: str) -> None:
         if self._served_by is not None:
             raise ConfigurationError(
-                f'app "{self.name}": server "{self._served_by}" has been built from it, so it takes no further '
-                f"{kind}; register it before the server is made, or with @server.tool"
+                f'app "{self.name}": server "{self._served_by}" has been built from it, so it takes no '
+                f"further {kind}; register it before the server is made, or with @server.tool"
             )
 
 
 def as_tool(value: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
     """A tool as it is, or a plain function made one."""
     if isinstance(value, Tool):
-        return value
+        return cast("Tool[..., Any]", value)
     if not callable(value):
         raise ConfigurationError(f"tools: {value!r} is not allowed; give tools or functions")
     return tool(value)

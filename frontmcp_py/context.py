@@ -39,9 +39,10 @@ class CallInProgress(Protocol):
 class ToolContext(Context[Any, Any]):
     """The SDK's `Context`, and what the guard adds to it.
 
-    A tool asks for it by annotating a parameter; the parameter's name does not matter, and it is not part of the
-    tool's schema. Everything of the SDK's `Context` is there too. While the tool asks its client something, the
-    clock of its timeout stands still; after the call has been answered, progress and log messages go nowhere.
+    A tool asks for it by annotating a parameter; the parameter's name does not matter, and it is not part of
+    the tool's schema. Everything of the SDK's `Context` is there too. While the tool asks its client
+    something, the clock of its timeout stands still; after the call has been answered, progress and log
+    messages go nowhere.
     """
 
     _progressing: CallInProgress
@@ -76,8 +77,8 @@ class ToolContext(Context[Any, Any]):
     async def call_tool(self, name: str, arguments: Mapping[str, Any] | None = None) -> CallToolResult:
         """Call another tool of this server within this call.
 
-        The other tool's own limits (or the defaults) and its timeout apply, under this call's caller; global limits
-        and admission count the outer call only. When this call is aborted, so is that one.
+        The other tool's own limits (or the defaults) and its timeout apply, under this call's caller; global
+        limits and admission count the outer call only. When this call is aborted, so is that one.
 
         Args:
             name: The tool.

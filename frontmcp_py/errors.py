@@ -146,7 +146,7 @@ class QueueTimeout(GuardError):
     code = "QUEUE_TIMEOUT"
 
     def __init__(self, tool: str, waited_ms: float, limit: int, scope: str = "tool") -> None:
-        self.waited_ms = _plain(waited_ms)
+        self.waited_ms: int | float = _plain(waited_ms)
         super().__init__(
             f'Queue timeout for "{tool}" after waiting {self.waited_ms}ms for a concurrency slot',
             tool=tool,
@@ -166,7 +166,7 @@ class ExecutionTimeout(GuardError):
     code = "EXECUTION_TIMEOUT"
 
     def __init__(self, tool: str, timeout_ms: float) -> None:
-        self.timeout_ms = _plain(timeout_ms)
+        self.timeout_ms: int | float = _plain(timeout_ms)
         super().__init__(
             f'Execution of "{tool}" timed out after {self.timeout_ms}ms',
             tool=tool,
@@ -203,7 +203,7 @@ class Overloaded(GuardError):
     ) -> None:
         self.running = running
         self.waiting = waiting
-        self.waited_ms = None if waited_ms is None else _plain(waited_ms)
+        self.waited_ms: int | float | None = None if waited_ms is None else _plain(waited_ms)
         self.shutting_down = shutting_down
         if shutting_down:
             reason = "shutting down"

@@ -6,14 +6,13 @@ import json
 import logging
 from typing import Any, Final
 
+from mcp.server.context import HandlerResult
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
-from mcp_types import CallToolResult, InputRequiredResult, TextContent
+from mcp_types import CallToolResult, TextContent
 
 from frontmcp_py.errors import GuardError, InternalError, OutputLimit
 
 logger = logging.getLogger("frontmcp_py.server")
-
-Result = CallToolResult | InputRequiredResult
 
 # In JSON a character takes six bytes at most (as `\u0000`).
 _BYTES_PER_CHARACTER: Final = 6
@@ -28,7 +27,7 @@ def refusal(error: GuardError) -> CallToolResult:
 
 
 def failure(tool: str, error: BaseException, *, production: bool) -> CallToolResult:
-    """A tool has failed in a way it did not foresee. The log has the traceback, under the id the client sees."""
+    """A tool has failed unforeseen. The log has the traceback, under the id that the client sees."""
     error_id = InternalError(tool).error_id
     logger.error('[%s] tool "%s" failed', error_id, tool, exc_info=error)
     if production:
@@ -49,15 +48,20 @@ def of_exception(tool: str, error: Exception, *, production: bool) -> CallToolRe
     return failure(tool, cause or error, production=production)
 
 
-def within(result: Any, tool: str, max_bytes: int) -> Any:
+def within(result: HandlerResult, tool: str, max_bytes: int) -> HandlerResult:
     """`result`, if it is not larger than `max_bytes` when it is serialised.
 
-    The text that repeats the structured content is shortened when it alone is what makes the result too large.
+    The text that repeats the structured content is shortened when it alone is what makes the result too
+    large.
 
     Raises:
         OutputLimit: It is larger.
     """
-    if not isinstance(result, CallToolResult) or _is_surely_small(result, max_bytes) or _size(result) <= max_bytes:
+    if (
+        not isinstance(result, CallToolResult)
+        or _is_surely_small(result, max_bytes)
+        or _size(result) <= max_bytes
+    ):
         return result
     shortened = _shortened(result, max_bytes)
     if shortened is None:
@@ -78,9 +82,9 @@ def _is_surely_small(result: CallToolResult, max_bytes: int) -> bool:
     if structured is not None:
         # Only what the SDK makes of a plain return value: `{"result": value}`, the value being the text.
         value = structured.get("result") if len(structured) == 1 else None
-        if value.__class__ is str:
+        if isinstance(value, str):
             characters += len(value)
-        elif value.__class__ not in (int, float, bool):
+        elif not isinstance(value, (int, float)):
             return False
     return characters * _BYTES_PER_CHARACTER + _FRAME_BYTES <= max_bytes
 

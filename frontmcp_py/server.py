@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -23,10 +23,10 @@ from frontmcp_py.http.endpoints import healthz
 from frontmcp_py.identity import SESSIONS_ARE_CHECKED
 from frontmcp_py.policy import (
     DEFAULT_MAX_RESULT_BYTES,
-    MAX_RESULT_BYTES_RANGE,
     DEFAULT_SHUTDOWN_GRACE,
-    SHUTDOWN_GRACE_RANGE,
     DEFAULT_WORKER_THREADS,
+    MAX_RESULT_BYTES_RANGE,
+    SHUTDOWN_GRACE_RANGE,
     WORKER_THREADS_RANGE,
     Duration,
     Throttle,
@@ -60,21 +60,25 @@ class FrontMCP:
         instructions: What the model is told about it.
         apps: Whose tools, resources and prompts it serves.
         tools: Further tools; plain functions become tools without limits of their own.
-        throttle: The server-wide limits: a `Throttle`, a mapping of its fields, or `False` for no limits at all.
-            Without one, tools' own limits and admission's defaults hold.
+        throttle: The server-wide limits: a `Throttle`, a mapping of its fields, or `False` for no limits at
+            all. Without one, tools' own limits and admission's defaults hold.
         production: Whether clients are kept from what a tool raises unforeseen; by default, whether
             `FRONTMCP_ENV` says `production`.
-        lifespan: As in the SDK: entered once for each stdio process, HTTP session manager or in-process client.
+        lifespan: As in the SDK: entered once for each stdio process, HTTP session manager or in-process
+            client.
         auth: As in the SDK.
         token_verifier: As in the SDK.
         describe_limits: Whether tools' descriptions tell the model of their limits.
-        worker_threads: How many threads run `def` tools, 1 to 1000; control tools have a reserve beyond these.
-        shutdown_grace: How long running work may take to end when the last connection closes, 0 to 600 seconds.
+        worker_threads: How many threads run `def` tools, 1 to 1000; control tools have a reserve beyond
+            these.
+        shutdown_grace: How long running work may take to end when the last connection closes, 0 to 600
+            seconds.
         max_result_bytes: The largest result, serialised: 1 KiB to 1 GiB.
         mcp_options: Further options of `MCPServer`.
 
     Raises:
-        ConfigurationError: A value is not allowed, two tools have one name, or tools disagree about a shared slot.
+        ConfigurationError: A value is not allowed, two tools have one name, or tools disagree about a shared
+            slot.
 
     Attributes:
         mcp: The SDK's server. A tool registered there gets the globals, the defaults and admission.
@@ -103,7 +107,10 @@ class FrontMCP:
     ) -> None:
         self.name = check_text(name, "FrontMCP.name")
         self._grace = parse_duration(
-            shutdown_grace, field="FrontMCP.shutdown_grace", low=SHUTDOWN_GRACE_RANGE[0], high=SHUTDOWN_GRACE_RANGE[1]
+            shutdown_grace,
+            field="FrontMCP.shutdown_grace",
+            low=SHUTDOWN_GRACE_RANGE[0],
+            high=SHUTDOWN_GRACE_RANGE[1],
         )
         self._lifespan = lifespan
         self.guard = Guard(
@@ -136,8 +143,8 @@ class FrontMCP:
         for app in apps:
             if not isinstance(app, App):
                 raise ConfigurationError(f"FrontMCP.apps: {app!r} is not allowed; give App objects")
-            for each in app.tools:
-                self.mcp.register(each, f'app "{app.name}"')
+            for declared in app.tools:
+                self.mcp.register(declared, f'app "{app.name}"')
             app.serve(self.name, self.mcp)
         for each in tools:
             self.mcp.register(as_tool(each), "the server itself")
@@ -146,9 +153,11 @@ class FrontMCP:
     def tool(self, fn: Callable[P, R], /) -> Tool[P, R]: ...
 
     @overload
-    def tool(self, **options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+    def tool(
+        self, fn: None = None, /, **options: Unpack[ToolOptions]
+    ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
-    def tool(self, fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
+    def tool(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """`@tool`, served at once; the options are those of `tool`."""
         make = tool(**options)
 
@@ -216,8 +225,8 @@ class FrontMCP:
             raise ConfigurationError(f"transport: {transport!r} is not allowed; give 'stdio' or 'http'")
 
     @contextlib.asynccontextmanager
-    async def _alive(self, mcp: MCPServer[Any]) -> AsyncIterator[Any]:
-        """The SDK's lifespan: the author's, with the guard inside, so that running work ends before it does."""
+    async def _alive(self, mcp: MCPServer[Any]) -> AsyncGenerator[Any, None]:
+        """The SDK's lifespan: the author's, with the guard inside, so that running work ends before it."""
         async with (self._lifespan or _no_lifespan)(mcp) as state:
             await self.guard.__aenter__()
             try:
@@ -229,7 +238,7 @@ class FrontMCP:
 
 
 @contextlib.asynccontextmanager
-async def _no_lifespan(_: MCPServer[Any]) -> AsyncIterator[dict[str, Any]]:
+async def _no_lifespan(_: MCPServer[Any]) -> AsyncGenerator[dict[str, Any], None]:
     yield {}
 
 
@@ -247,7 +256,8 @@ def _throttle(value: ThrottleOption) -> Throttle | None:
         raise ConfigurationError("Throttle.ip_filter: this version does not enforce it; leave it out (None)")
     if not throttle.enabled:
         logger.warning(
-            "the throttle is off: rate limits, concurrency limits, admission and the default timeout are ignored"
+            "the throttle is off: rate limits, concurrency limits, admission and the default timeout "
+            "are ignored"
         )
     return throttle
 
@@ -262,5 +272,7 @@ def _mcp_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     given = dict(options or {})
     for name in _OWN_OPTIONS:
         if name in given:
-            raise ConfigurationError(f"FrontMCP.mcp_options: {name!r} is not allowed there; give it to FrontMCP")
+            raise ConfigurationError(
+                f"FrontMCP.mcp_options: {name!r} is not allowed there; give it to FrontMCP"
+            )
     return given

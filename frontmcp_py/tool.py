@@ -52,8 +52,8 @@ class ToolOptions(TypedDict, total=False):
 class Tool(Generic[P, R]):
     """A function as an MCP tool, with the limits that hold for its calls.
 
-    Made by `@tool`, `@app.tool` or `@server.tool`. Calling it calls the plain function: no server, no limits. One
-    tool may be given to several servers, and each counts for itself.
+    Made by `@tool`, `@app.tool` or `@server.tool`. Calling it calls the plain function: no server, no limits.
+    One tool may be given to several servers, and each counts for itself.
 
     Attributes:
         fn: The plain function.
@@ -98,6 +98,7 @@ class Tool(Generic[P, R]):
         self._check()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the plain function."""
         return self.fn(*args, **kwargs)
 
     def __get__(self, owner: object, kind: type | None = None) -> Tool[..., R]:
@@ -146,13 +147,13 @@ class Tool(Generic[P, R]):
         deadline = self.policy.deadline
         if not self.is_async and deadline is not UNSET and deadline and deadline.cancel_after is not None:
             raise ConfigurationError(
-                f'tool "{self.name}": timeout.cancel_after: {deadline.cancel_after!r} is not allowed on a "def" '
-                "tool, whose thread can only be told; leave it out, or make the tool async"
+                f'tool "{self.name}": timeout.cancel_after: {deadline.cancel_after!r} is not allowed on a '
+                '"def" tool, whose thread can only be told; leave it out, or make the tool async'
             )
         if not self.is_async and self.policy.on_cancel == "cancel":
             raise ConfigurationError(
-                f'tool "{self.name}": on_cancel: \'cancel\' is not allowed on a "def" tool, whose thread can only '
-                "be told; give 'abort', or make the tool async"
+                f'tool "{self.name}": on_cancel: \'cancel\' is not allowed on a "def" tool, whose thread '
+                "can only be told; give 'abort', or make the tool async"
             )
 
 
@@ -197,7 +198,8 @@ def tool(
         title: What people read.
         description: What the model reads; by default the docstring. The limits' sentence is added at its end,
             or where it says `{limits}`.
-        read_only: It changes nothing. A cancelled call then cancels its body, unless `on_cancel` says otherwise.
+        read_only: It changes nothing. A cancelled call then cancels its body, unless `on_cancel` says
+            otherwise.
         destructive: It may destroy something.
         idempotent: Calling it again with the same arguments changes nothing more.
         open_world: It talks to the world outside.
@@ -205,15 +207,17 @@ def tool(
         icons: Pictures of it.
         meta: The tool's `_meta`.
         structured_output: As in the SDK; by default by the return annotation.
-        rate_limit: How often: a `RateLimit`, text such as `"10/minute; 100/day"`, a mapping, or a list of these.
+        rate_limit: How often: a `RateLimit`, text such as `"10/minute; 100/day"`, a mapping, or a list of
+            these.
         concurrency: How many at once: a `Concurrency`, a number, a mapping, or a list of these.
         timeout: How long: a `Timeout`, seconds, text such as `"30s"`, or a mapping.
         priority: `control` calls go first and may use reserved places.
-        on_cancel: What a cancelled call does to a running body: `cancel` its task, or `abort` its signal only.
+        on_cancel: What a cancelled call does to a running body: `cancel` its task, or `abort` its signal
+            only.
         describe_limits: Whether the model is told of the limits; by default as the server says.
 
-    For each of `rate_limit`, `concurrency` and `timeout`: not given, the server's default applies; `None`, there is
-    no limit of this kind (`0` says the same for `concurrency`).
+    For each of `rate_limit`, `concurrency` and `timeout`: not given, the server's default applies; `None`,
+    there is no limit of this kind (`0` says the same for `concurrency`).
 
     Raises:
         ConfigurationError: A value is not allowed; tool, field, value and what is allowed are named.
@@ -223,7 +227,9 @@ def tool(
 
     def make(function: Callable[..., Any]) -> Tool[..., Any]:
         if not callable(function):
-            raise TypeError(f"tool() decorates a function, not {function!r}; give options by name: tool(name=...)")
+            raise TypeError(
+                f"tool() decorates a function, not {function!r}; give options by name: tool(name=...)"
+            )
         with naming(f'tool "{_name_of(function) if name is None else name}"'):
             policy = Policy(rate_limit, concurrency, timeout, priority, on_cancel)
             together = _annotations(hints, annotations)

@@ -10,7 +10,7 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -216,36 +216,6 @@ class GuardedServer(MCPServer[Any]):
             # A library that calls sys.exit() ends its call, not the server.
             return results.failure(name, error, production=self._production)
 
-    async def guarded_call(
-        self, params: CallToolRequestParams, ctx: ServerRequestContext[Any, Any], call_next: CallNext
-    ) -> HandlerResult:
-        """Ask the guard about a `tools/call`, and run it."""
-        name = params.name
-        entry = self.entries.get(name)
-        if entry is None:
-            self.guard.count_unknown()
-            return await call_next(ctx)
-        caller = caller_of(ctx, self.local_transport) if entry.needs_caller else _NOBODY
-        call = Call(name, params.arguments or {}, caller)
-
-        if entry.is_bare:
-
-            async def body(run: Run) -> HandlerResult:
-                return results.within(await call_next(ctx), name, self.max_result_bytes)
-
-        else:
-
-            async def body(run: Run) -> HandlerResult:
-                _RUN.set((self.guard, run))
-                session = _CallSession(self, run, ctx, params)
-                answer = await call_next(replace(ctx, session=session))
-                return results.within(answer, name, self.max_result_bytes)
-
-        try:
-            return await self.guard.call(entry.plan, call, body, inline=entry.is_inline)
-        except Exception as error:
-            return self._answer_to(name, error)
-
     async def nested_call(
         self, parent: Run, ctx: ServerRequestContext[Any, Any], name: str, arguments: Mapping[str, Any]
     ) -> CallToolResult:
@@ -275,13 +245,13 @@ class GuardedServer(MCPServer[Any]):
         try:
             answer = await self.guard.call(entry.plan, call, body, signal=parent.signal, parent=parent)
         except Exception as error:
-            return self._answer_to(name, error)
+            return self.answer_to(name, error)
         if isinstance(answer, CallToolResult):
             return answer
         message = f'Tool "{name}" asks its client something, which it cannot do from within another call'
         return CallToolResult(content=[TextContent(type="text", text=message)], is_error=True)
 
-    def _answer_to(self, name: str, error: Exception) -> CallToolResult:
+    def answer_to(self, name: str, error: Exception) -> CallToolResult:
         """The result of a call that the guard ended; only the SDK's protocol errors are raised."""
         if isinstance(error, GuardError):
             return results.refusal(error)
@@ -361,10 +331,34 @@ class _Guarding(Extension):
     def __init__(self, server: GuardedServer) -> None:
         self._server = server
 
-    def intercept_tool_call(
+    async def intercept_tool_call(
         self, params: CallToolRequestParams, ctx: ServerRequestContext[Any, Any], call_next: CallNext
-    ) -> Coroutine[Any, Any, HandlerResult]:
-        return self._server.guarded_call(params, ctx, call_next)
+    ) -> HandlerResult:
+        server, name = self._server, params.name
+        guard, max_bytes = server.guard, server.max_result_bytes
+        entry = server.entries.get(name)
+        if entry is None:
+            guard.count_unknown()
+            return await call_next(ctx)
+        caller = caller_of(ctx, server.local_transport) if entry.needs_caller else _NOBODY
+        call = Call(name, params.arguments or {}, caller)
+
+        if entry.is_bare:
+
+            async def body(run: Run) -> HandlerResult:
+                return results.within(await call_next(ctx), name, max_bytes)
+
+        else:
+
+            async def body(run: Run) -> HandlerResult:
+                _RUN.set((guard, run))
+                seen = replace(ctx, session=_CallSession(server, run, ctx, params))
+                return results.within(await call_next(seen), name, max_bytes)
+
+        try:
+            return await guard.call(entry.plan, call, body, inline=entry.is_inline)
+        except Exception as error:
+            return server.answer_to(name, error)
 
 
 class _Progress:
@@ -438,7 +432,9 @@ class _CallSession(ServerSession):
         if not self._run.is_answered:
             await super().send_log_message(level, data, logger, related_request_id)
 
-    async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+    async def report_progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
         if not self._run.is_answered:
             await super().report_progress(progress, total, message)
 

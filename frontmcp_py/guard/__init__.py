@@ -26,8 +26,8 @@ from frontmcp_py.errors import Cancelled, GuardError, Overloaded
 from frontmcp_py.policy import (
     DEFAULT_RESERVED_THREADS,
     DEFAULT_SHUTDOWN_GRACE,
-    UNSET,
     DEFAULT_WORKER_THREADS,
+    UNSET,
     Admission,
     Policy,
     Throttle,

@@ -2,7 +2,8 @@
 
 A timeout ends the call, not the work: the caller is answered and the signal aborted, while the body keeps its
 places until it has really ended. So a body runs in a task of its own, and the caller only waits for the
-answer. A body that nothing could ask to stop early, except by cancelling its caller, stays in the caller's task.
+answer. A body that nothing could ask to stop early, except by cancelling its caller, stays in the caller's
+task.
 """
 
 from __future__ import annotations
@@ -114,7 +115,12 @@ class Deadlines:
     def resume(self, run: Run) -> None:
         """The person has answered: the clock goes on."""
         run.questions -= 1
-        if run.questions == 0 and run.plan.timeout_s is not None and not run.has_ended and not run.is_answered:
+        if (
+            run.questions == 0
+            and run.plan.timeout_s is not None
+            and not run.has_ended
+            and not run.is_answered
+        ):
             run.killer = self._loop.call_later(run.time_left, self._due, run)
 
     def thread_began(self, run: Run) -> None:
@@ -128,7 +134,7 @@ class Deadlines:
             self._let_go(run)
 
     async def drain(self, grace: float, last_call: float) -> None:
-        """Wait for running work; after `grace` seconds answer, abort and cancel it, and wait a little more."""
+        """Wait for running work; after `grace` seconds answer, abort and cancel it, and wait a bit more."""
         await self._until_idle(grace)
         for run in list(self.running):
             if run.is_answered:

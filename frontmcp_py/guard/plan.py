@@ -43,10 +43,14 @@ class Limits:
         Without a throttle a tool's own limits hold; a disabled one leaves only the tool's own timeout.
         """
         own = throttle is None or throttle.enabled
-        preset = throttle if throttle is not None and throttle.enabled and policy.priority != "control" else None
+        preset = (
+            throttle if throttle is not None and throttle.enabled and policy.priority != "control" else None
+        )
         return cls(
             rates=_first(policy.rate_limits, preset.default_rate_limit if preset else ()) if own else (),
-            slots=_first(policy.concurrency_limits, preset.default_concurrency if preset else ()) if own else (),
+            slots=_first(policy.concurrency_limits, preset.default_concurrency if preset else ())
+            if own
+            else (),
             timeout=_first(policy.deadline, preset.default_timeout if preset else None),
             global_rates=preset.global_rate_limit if preset else (),
             global_slots=preset.global_concurrency if preset else (),
@@ -68,7 +72,9 @@ class BoundSlot:
 
     __slots__ = ("everybody", "limit", "name", "scope")
 
-    def __init__(self, limit: Concurrency, name: tuple[object, ...], scope: str, scheduler: Scheduler) -> None:
+    def __init__(
+        self, limit: Concurrency, name: tuple[object, ...], scope: str, scheduler: Scheduler
+    ) -> None:
         self.limit = limit
         self.name = name
         self.scope = scope
@@ -264,7 +270,9 @@ class Plans:
             others = self._declared.get(name, [])
             for other, theirs in others:
                 if _numbers(theirs) != _numbers(limit):
-                    everybody = ", ".join(f'"{each}"' for each in sorted({tool, *(each for each, _ in others)}))
+                    everybody = ", ".join(
+                        f'"{each}"' for each in sorted({tool, *(each for each, _ in others)})
+                    )
                     raise ConfigurationError(
                         f'concurrency key "{name}": tools {everybody} disagree about it: '
                         f'"{other}" says {_describe(theirs)}, "{tool}" says {_describe(limit)}; '

@@ -82,7 +82,7 @@ class Slots:
         self.peak_waiting = max(self.peak_waiting, self._scheduler.waiting)
 
     def would_refuse(self, run: Run, shadow: Claim) -> str | None:
-        """In `observe` mode: the code that the call would have been refused with, or `None`: it had waited."""
+        """In `observe` mode: the code the call would have been refused with; `None`: it would have waited."""
         refusal = self._refusal_on_arrival(run, *self._obstacles(run, shadow))
         return None if refusal is None else refusal.code
 
@@ -176,7 +176,9 @@ class Slots:
         for limit, slot in limits:
             itself = parent is not None and parent.holds(slot)
             if itself or limit.limit.queue_timeout == 0 or _is_full(run, limit, slot):
-                return ConcurrencyLimit(tool, limit.limit.max_concurrent, limit.scope, waits_for_itself=itself)
+                return ConcurrencyLimit(
+                    tool, limit.limit.max_concurrent, limit.scope, waits_for_itself=itself
+                )
         for pool in pools:
             if parent is not None and parent.holds(pool):
                 return ConcurrencyLimit(tool, pool.capacity, "admission", waits_for_itself=True)

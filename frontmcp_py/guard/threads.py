@@ -19,8 +19,8 @@ T = TypeVar("T")
 async def in_thread(deadlines: Deadlines, run: Run, work: Callable[[], T]) -> T:
     """Run `work` in a worker thread, for `run`.
 
-    How many there may be is decided by the scheduler, before the call starts; the thread limiter of anyio counts a
-    thread as free when its caller stops waiting, not when it has ended, so it is not asked.
+    How many there may be is decided by the scheduler, before the call starts; the thread limiter of anyio
+    counts a thread as free when its caller stops waiting, not when it has ended, so it is not asked.
     """
     loop = asyncio.get_running_loop()
     # Whoever is first: the thread that begins the work, or the task that is cancelled before it could.

@@ -1,7 +1,8 @@
 """Many deadlines, few timers.
 
 Calls of one tool have one and the same time limit, so their deadlines come in the order in which they
-were set: one queue per duration and one timer per queue do, and setting or dropping a deadline touches no heap.
+were set: one queue per duration and one timer per queue do, and setting or dropping a deadline touches no
+heap.
 """
 
 from __future__ import annotations

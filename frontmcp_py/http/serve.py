@@ -58,7 +58,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
-                f"port {port} on {host} is in use; stop what listens there, or give another port (0: any free one)"
+                f"port {port} on {host} is in use; stop what listens there, or give another port "
+                "(0: any free one)"
             ) from None
         raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     listener.setblocking(False)
