@@ -11,7 +11,6 @@ Address = IPv4Address | IPv6Address
 _LONGEST = 45
 
 
-@lru_cache(maxsize=4096)
 def parse_address(text: str | None) -> Address | None:
     """The address that `text` names, or `None` when it names none.
 
@@ -22,8 +21,12 @@ def parse_address(text: str | None) -> Address | None:
     if text is None:
         return None
     bare, _, _ = text.strip().partition("%")
-    if len(bare) > _LONGEST:
-        return None
+    # Only what is short is remembered: whoever writes a header chooses its length.
+    return _parse(bare) if len(bare) <= _LONGEST else None
+
+
+@lru_cache(maxsize=4096)
+def _parse(bare: str) -> Address | None:
     try:
         address = ip_address(bare)
     except ValueError:

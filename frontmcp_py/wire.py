@@ -199,7 +199,11 @@ class GuardedServer(MCPServer[Any]):
         """
         if context is None:
             return await super().call_tool(name, arguments)
-        session = context.session
+        try:
+            session = context.session
+        except ValueError:
+            # A context that somebody made outside of a request.
+            return await super().call_tool(name, arguments, context)
         if isinstance(session, _CallSession):
             context = ToolContext(
                 session.progress,

@@ -14,25 +14,28 @@ misused() { # the argument that is not understood
     exit 2
 }
 
-# Look at an interpreter: sets found (its own path), version and new_enough, or fails if it does not run.
+# Look at an interpreter: sets version, new_enough, base (where it is installed) and found (its path, or that of
+# the one it was made from when it is an environment's), or fails if it does not run.
 look_at() {
     local seen
     seen=$("$1" -c 'import sys
-print("%d.%d.%d %d %s" % (sys.version_info[:3] + (sys.version_info >= (3, 11), sys.executable)))
-' 2>/dev/null </dev/null) || return 1
-    read -r version new_enough found <<<"$seen"
+print("%d.%d.%d" % sys.version_info[:3])
+print(sys.version_info >= (3, 11))
+print(getattr(sys, "base_prefix", sys.prefix))
+print(getattr(sys, "_base_executable", sys.executable))' 2>/dev/null </dev/null) || return 1
+    { read -r version && read -r new_enough && read -r base && read -r found; } <<<"$seen"
 }
 
 find_python() {
     local candidate too_old=
     if [ -n "${PYTHON:-}" ]; then
         look_at "$PYTHON" || fail "PYTHON=$PYTHON does not run"
-        [ "$new_enough" = 1 ] || fail "Python 3.11 or later is needed; PYTHON=$PYTHON is $version"
+        [ "$new_enough" = True ] || fail "Python 3.11 or later is needed; PYTHON=$PYTHON is $version"
         return
     fi
     for candidate in python3 python3.13 python3.12 python3.11; do
         look_at "$candidate" || continue
-        [ "$new_enough" = 1 ] && return
+        [ "$new_enough" = True ] && return
         too_old="$too_old; $candidate is $version"
     done
     fail "Python 3.11 or later is needed and was not found$too_old (PYTHON=/path/to/python names one)"
@@ -44,21 +47,19 @@ prepare() { # cli | dev,cli
     local extras=$1 wanted place have
     find_python
     venv=$root/.venv-${version%.*}
-    place="$root $found $version"
+    place="$root $base $version"
     wanted="$place $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"
     have=$(cat "$venv/installed" 2>/dev/null || true)
     [ -x "$venv/bin/python" ] || have=
     case $have in "$wanted dev,cli" | "$wanted $extras") return ;; esac
 
     if [ -e "$venv" ]; then [ -w "$venv" ]; else [ -w "$root" ]; fi || fail "cannot write to $venv"
+    "$found" -c 'import venv, ensurepip' 2>/dev/null ||
+        fail "$found lacks the module venv or ensurepip (on Debian and Ubuntu: install python3-venv)"
     printf '%s: preparing %s (once; this may take a minute)\n' "${0##*/}" "${venv##*/}" >&2
     case $have in
         "$place "*) rm -f "$venv/installed" ;;
-        *)
-            "$found" -c 'import venv, ensurepip' 2>/dev/null ||
-                fail "$found lacks the module venv or ensurepip (on Debian and Ubuntu: install python3-venv)"
-            "$found" -m venv --clear "$venv" || fail "$found could not make $venv"
-            ;;
+        *) "$found" -m venv --clear "$venv" || fail "$found could not make $venv" ;;
     esac
     (cd "$root" && "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
         -c constraints.txt -e ".[$extras]") || fail "pip could not fill $venv"

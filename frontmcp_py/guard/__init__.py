@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from frontmcp_py.call import Call
 from frontmcp_py.clock import Clock, SystemClock
-from frontmcp_py.errors import Cancelled, GuardError, Overloaded
+from frontmcp_py.errors import Cancelled, GuardError, Overloaded, PartitionError
 from frontmcp_py.policy import (
     DEFAULT_RESERVED_THREADS,
     DEFAULT_SHUTDOWN_GRACE,
@@ -39,7 +39,7 @@ from frontmcp_py.storage import Claim, MemoryStorage, RateRefusal, Verdict
 from .bodies import body_of
 from .deadline import Deadlines
 from .events import Counts, Row, Statistics, total
-from .plan import Limits, Plan, Plans
+from .plan import Limits, Needs, Plan, Plans
 from .rates import too_often
 from .run import Ending, Run
 from .slots import Slots
@@ -174,6 +174,8 @@ class Guard:
         row = self._rows.get(tool) or Row()
         plan = self._plans.make(tool, policy, threads=threads, cancels=bool(cancels), row=row)
         self._rows[tool] = row
+        # A tool that is served anew may have more slots than before.
+        self._slots.advance()
         return plan
 
     def unbind(self, tool: str) -> None:
@@ -266,7 +268,7 @@ class Guard:
             if signal is not None and signal.aborted:
                 row.cancelled_waiting += 1
                 raise Cancelled(plan.tool)
-            rates, slots = plan.needs(call, self._scheduler)
+            rates, slots = plan.everybody or self._needs(plan, call)
             run = Run(plan, call, body, rates, slots, parent)
             if self._observes:
                 self._observe(run)
@@ -284,6 +286,16 @@ class Guard:
                 row.rejected[refusal.code] += 1
                 row.refused_on_arrival += 1
             raise
+
+    def _needs(self, plan: Plan, call: Call) -> Needs:
+        """Who shares a count with this call."""
+        try:
+            return plan.needs(call, self._scheduler)
+        except PartitionError as error:
+            if not self._observes:
+                raise
+            plan.row.would_reject[error.code] += 1
+            return (), ()
 
     def _observe(self, run: Run) -> None:
         """Count what would have become of the call, and let it pass all limits but that of threads."""
@@ -344,9 +356,7 @@ class Guard:
 
     def _signalled(self, run: Run) -> None:
         """The signal that a call was given is aborted."""
-        if run.is_waiting:
-            self._slots.cancel_waiting(run)
-        elif run.is_holding and self._deadlines is not None:
+        if not self._slots.cancel(run) and run.answer is not None and self._deadlines is not None:
             self._deadlines.end(run, Ending.CANCELLED)
 
     def _shutting_down(self) -> Overloaded:

@@ -85,13 +85,23 @@ class Deadlines:
         run.task = _start(self._work(run), loop)
         try:
             return await answer
-        except asyncio.CancelledError:
-            if run.outcome is None:
-                self._conclude(run, min(run.ending or Ending.CANCELLED, Ending.CANCELLED))
-            if not answer.cancelled():
-                # Nobody is left to hear of it.
-                answer.exception()
+        except BaseException:
+            if not loop.is_closed():
+                self._caller_gone(run)
             raise
+
+    def _caller_gone(self, run: Run) -> None:
+        """The wait for the answer has ended: with an error that was the answer, or without one."""
+        task, answer = run.task, run.answer
+        assert task is not None and answer is not None
+        if run.outcome is None:
+            self._conclude(run, min(run.ending or Ending.CANCELLED, Ending.CANCELLED))
+        if task.cancelled() and not run.has_ended:
+            # Cancelled before its first step, so that nothing in it has run.
+            self._finish(run, Outcome.CANCELLED, None, None)
+        if answer.done() and not answer.cancelled():
+            # Nobody is left to hear of it.
+            answer.exception()
 
     def end(self, run: Run, ending: Ending) -> None:
         """Answer a running call early, unless its result comes in this very turn of the loop."""
@@ -160,13 +170,19 @@ class Deadlines:
         try:
             result = await run.body(run)
         except asyncio.CancelledError as error:
-            task = run.task or asyncio.current_task(self._loop)
-            if run.was_cancelled or (task is not None and task.cancelling()):
+            assert run.answer is not None
+            if run.was_cancelled or run.answer.done():
                 # Cancelled from outside, perhaps because the loop shuts down: that is never swallowed.
                 self._finish(run, Outcome.CANCELLED, None, None)
                 raise
             self._finish(run, Outcome.FAILED, None, _own_cancellation(run, error))
         except BaseException as error:
+            if self._loop.is_closed():
+                # Nobody is there to be told; whoever takes the guard over frees the places.
+                raise
+            if isinstance(error, StopIteration):
+                # As in any coroutine; a future would not take it.
+                error = RuntimeError("coroutine raised StopIteration")
             self._finish(run, Outcome.FAILED, None, error)
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -224,24 +240,26 @@ class Deadlines:
         """Answer a call whose work goes on, and tell the work."""
         tool = run.plan.tool
         if ending is Ending.DEADLINE:
-            timeout = run.plan.timeout_s or 0.0
-            self._answer_early(run, Outcome.TIMED_OUT, ExecutionTimeout(tool, timeout_ms=timeout * 1000))
-            if run.plan.cancel_after_s is not None:
-                run.killer = self._loop.call_later(run.plan.cancel_after_s, _cancel, run)
+            error = ExecutionTimeout(tool, timeout_ms=(run.plan.timeout_s or 0.0) * 1000)
+            cancel_after = run.plan.cancel_after_s
+            self._answer_early(run, Outcome.TIMED_OUT, error, cancel=cancel_after == 0)
+            if cancel_after:
+                run.killer = self._loop.call_later(cancel_after, _cancel, run)
         elif ending is Ending.CANCELLED:
-            self._answer_early(run, Outcome.CANCELLED, Cancelled(tool))
-            if run.plan.cancels:
-                _cancel(run)
+            self._answer_early(run, Outcome.CANCELLED, Cancelled(tool), cancel=run.plan.cancels)
+        elif run.answer is not None:
+            self._answer_early(run, Outcome.CANCELLED, self._shut_down(), cancel=True)
         else:
-            if run.answer is not None:
-                self._answer_early(run, Outcome.CANCELLED, self._shut_down())
             _cancel(run)
 
-    def _answer_early(self, run: Run, outcome: Outcome, error: Exception) -> None:
+    def _answer_early(self, run: Run, outcome: Outcome, error: Exception, *, cancel: bool) -> None:
         self._record(run, outcome)
+        # The work is told first: if it stops at once, its places are free by the time its caller comes again.
+        run.abort(error)
+        if cancel:
+            _cancel(run)
         if run.answer is not None and not run.answer.done():
             run.answer.set_exception(error)
-        run.abort(error)
 
     def _record(self, run: Run, outcome: Outcome) -> None:
         run.outcome = outcome

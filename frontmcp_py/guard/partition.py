@@ -7,6 +7,7 @@ something out.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from functools import lru_cache
@@ -25,12 +26,19 @@ ANONYMOUS: Final = "anonymous"
 UNRESOLVED: Final = "unresolved"
 
 
-@lru_cache(maxsize=4096)
 def escape(text: str) -> str:
     """`text` as one path segment of a key: without separators, and at most 128 characters long."""
+    # Only what is short is remembered: a caller may choose the text, and its length.
+    return _escape_short(text) if len(text) <= LONGEST_SUBJECT else _digest(text)
+
+
+@lru_cache(maxsize=4096)
+def _escape_short(text: str) -> str:
     escaped = quote(text, safe="", errors="surrogatepass")
-    if len(escaped) <= LONGEST_SUBJECT:
-        return escaped
+    return escaped if len(escaped) <= LONGEST_SUBJECT else _digest(text)
+
+
+def _digest(text: str) -> str:
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
     # A colon never stands in escaped text, so a digest equals nobody's name.
     return f"sha256:{digest}"
@@ -64,7 +72,8 @@ def _from_function(partition_by: PartitionBy, call: Call) -> str:
     error = PartitionError(call.tool)
     try:
         text: object = partition_by(call)
-    except Exception as exc:
+    except (Exception, asyncio.CancelledError) as exc:
+        # Nothing is awaited there, so a cancellation is the function's own, such as a cancelled future's.
         logger.exception("[%s] the partition function of tool %r failed", error.error_id, call.tool)
         raise error from exc
     if text is None:

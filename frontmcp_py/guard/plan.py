@@ -7,8 +7,8 @@ agree about it, and a disagreement is found here, before anything runs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 from frontmcp_py.call import Call
 from frontmcp_py.errors import ConfigurationError
@@ -21,6 +21,9 @@ from .partition import EVERYBODY, subject
 from .rates import BoundRate, bind_rates
 
 T = TypeVar("T")
+
+Needs: TypeAlias = tuple[Sequence[tuple[RateRule, str]], tuple[Slot, ...]]
+"""The counts that a call is looked up and counted in, and the slots that it takes."""
 
 GLOBAL = ("global",)
 """The slot of global concurrency; tools and keys are told apart from it by their length."""
@@ -101,13 +104,14 @@ class Plan:
         cancels: Whether a cancelled call cancels its task, or only aborts its signal.
         row: Where its calls are counted.
         nested: The plan of its nested calls: without globals and admission.
+        everybody: What all its calls need alike, when nothing is partitioned.
     """
 
     __slots__ = (
-        "_everybody",
         "cancel_after_s",
         "cancels",
         "control",
+        "everybody",
         "nested",
         "pools",
         "rates",
@@ -139,18 +143,14 @@ class Plan:
         self.nested = self
         self.timeout_s = timeout.execute if timeout else None
         self.cancel_after_s = timeout.cancel_after if timeout else None
-        self._everybody = _for_everybody(rates, slots)
+        self.everybody = _for_everybody(rates, slots)
 
-    def needs(
-        self, call: Call, scheduler: Scheduler
-    ) -> tuple[Sequence[tuple[RateRule, str]], tuple[Slot, ...]]:
-        """The counts and the slots of one call.
+    def needs(self, call: Call, scheduler: Scheduler) -> Needs:
+        """The counts and the slots of one call; where nothing is partitioned, `everybody` holds them.
 
         Raises:
             PartitionError: A partition function failed.
         """
-        if self._everybody is not None:
-            return self._everybody
         rates = tuple((rate, rate.key(call)) for rate in self.rates)
         # All keys first: a partition function that fails must leave no slot behind.
         keys = [(slot.key(call), slot.limit.max_concurrent) for slot in self.slots]
@@ -159,12 +159,10 @@ class Plan:
     @property
     def is_partitioned(self) -> bool:
         """Whether it matters who calls."""
-        return self._everybody is None
+        return self.everybody is None
 
 
-def _for_everybody(
-    rates: Iterable[BoundRate], slots: Iterable[BoundSlot]
-) -> tuple[Sequence[tuple[RateRule, str]], tuple[Slot, ...]] | None:
+def _for_everybody(rates: Iterable[BoundRate], slots: Iterable[BoundSlot]) -> Needs | None:
     """The needs of every call alike, when nothing is partitioned."""
     pairs: list[tuple[RateRule, str]] = []
     places: list[Slot] = []
@@ -209,9 +207,14 @@ class Plans:
         limits = Limits.of(policy, self._throttle)
         if self._throttle is not None:
             self._throttle.check_waits(limits.slots, f'tool "{tool}": concurrency')
-        self._agree(tool, _declarations(tool, limits.slots))
+        # Whatever may be refused comes before anything is remembered.
+        named_slots = _name_slots(tool, limits.slots)
+        self._agree(tool, _declarations(tool, self._as_if_enabled(policy).slots))
         own_rates = bind_rates(limits.rates, tool, self._counts)
-        own_slots = self._bind_slots(tool, limits.slots)
+        own_slots = tuple(
+            BoundSlot(limit, name, "tool" if limit.key is None else "key", self._scheduler)
+            for name, limit in named_slots
+        )
         worker = (self._threads,) if threads else ()
         control = policy.priority == "control"
 
@@ -234,23 +237,6 @@ class Plans:
         for declared in self._declared.values():
             declared[:] = [each for each in declared if each[0] != tool]
 
-    def _bind_slots(self, tool: str, limits: Sequence[Concurrency]) -> tuple[BoundSlot, ...]:
-        bound: list[BoundSlot] = []
-        nth = 0
-        for limit in limits:
-            if limit.key is None:
-                name: tuple[object, ...] = (tool, nth)
-                nth += 1
-            else:
-                name = (limit.key, 0)
-            if not limit.max_concurrent:
-                continue
-            if any(name == other.name for other in bound):
-                raise ConfigurationError(f'tool "{tool}": concurrency names the slot "{name[0]}" twice')
-            scope = "tool" if limit.key is None else "key"
-            bound.append(BoundSlot(limit, name, scope, self._scheduler))
-        return tuple(bound)
-
     def _bind_global_rates(self, limits: Limits) -> tuple[BoundRate, ...]:
         if not limits.global_rates:
             return ()
@@ -264,6 +250,11 @@ class Plans:
             for nth, limit in enumerate(limits.global_slots)
             if limit.max_concurrent
         )
+
+    def _as_if_enabled(self, policy: Policy) -> Limits:
+        """What would be in force: a disagreement must not hide while limits are switched off."""
+        throttle = self._throttle
+        return Limits.of(policy, None if throttle is None else replace(throttle, enabled=True))
 
     def _agree(self, tool: str, declarations: Sequence[tuple[str, Concurrency]]) -> None:
         for name, limit in declarations:
@@ -282,6 +273,24 @@ class Plans:
             declared = self._declared.setdefault(name, [])
             if all(other != tool for other, _ in declared):
                 declared.append((tool, limit))
+
+
+def _name_slots(tool: str, limits: Sequence[Concurrency]) -> list[tuple[tuple[str, int], Concurrency]]:
+    """What the slots of these limits are known by."""
+    named: dict[tuple[str, int], Concurrency] = {}
+    nth = 0
+    for limit in limits:
+        if limit.key is None:
+            name = (tool, nth)
+            nth += 1
+        else:
+            name = (limit.key, 0)
+        if not limit.max_concurrent:
+            continue
+        if name in named:
+            raise ConfigurationError(f'tool "{tool}": concurrency names the slot "{name[0]}" twice')
+        named[name] = limit
+    return list(named.items())
 
 
 def _declarations(tool: str, limits: Sequence[Concurrency]) -> list[tuple[str, Concurrency]]:

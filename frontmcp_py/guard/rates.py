@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from frontmcp_py.call import Call
 from frontmcp_py.errors import RateLimitExceeded
 from frontmcp_py.policy import RateLimit
-from frontmcp_py.storage import RateRefusal, WindowCounts
+from frontmcp_py.storage import RateRefusal, WindowCounts, Windows
 
 from .partition import EVERYBODY, escape, subject
 
@@ -24,42 +24,22 @@ class BoundRate:
         counts: Where the counts live.
     """
 
-    __slots__ = ("_counts", "_most", "_overflow", "_prefix", "_windows", "everybody", "limit", "scope")
+    __slots__ = ("_prefix", "everybody", "limit", "most", "overflow", "scope", "windows")
 
     def __init__(self, limit: RateLimit, owner: str | None, nth: int, counts: WindowCounts) -> None:
         self.limit = limit
         self.scope = "global" if owner is None else "tool"
         place = "global" if owner is None else f"tool:{escape(owner)}"
         self._prefix = f"{place}|{limit.label}.{nth}|"
-        self._overflow = f"{self._prefix}overflow"
-        self._counts = counts
-        self._most = limit.max_requests
-        self._windows = counts.windows(limit.strategy, limit.window_ms * _MILLISECOND_NS)
+        self.overflow = f"{self._prefix}overflow"
+        self.most = limit.max_requests
+        self.windows: Windows = counts.windows(limit.strategy, limit.window_ms * _MILLISECOND_NS)
         self.everybody: str | None = self._prefix + EVERYBODY if limit.partition_by == "global" else None
         """The one key of a limit that is not partitioned."""
 
     def key(self, call: Call) -> str:
         """The key that `call` is counted under."""
         return self.everybody or self._prefix + subject(self.limit.partition_by, call)
-
-    def wait_ns(self, key: str, now_ns: int) -> int:
-        """Nanoseconds until one more call of this subject has room; 0 when it has room now."""
-        if self._counts.held >= self._counts.max_keys:
-            key = self._shared(key)
-        return self._windows.wait_ns(key, self._most, now_ns)
-
-    def hit(self, key: str, now_ns: int) -> None:
-        """Count a call that starts."""
-        if self._counts.held >= self._counts.max_keys:
-            key = self._shared(key)
-        self._windows.hit(key, now_ns)
-
-    def undo(self, key: str) -> None:
-        """Take back the latest `hit` of this subject."""
-        self._windows.undo(key if self._windows.holds(key) else self._overflow)
-
-    def _shared(self, key: str) -> str:
-        return key if self._windows.holds(key) else self._overflow
 
 
 def bind_rates(limits: Sequence[RateLimit], owner: str | None, counts: WindowCounts) -> tuple[BoundRate, ...]:

@@ -46,6 +46,8 @@ class Slots:
         self._timers: Timers[Run] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[Run, float] = {}
+        # Whose turn has come, while their callers have not been back yet to begin.
+        self._called: dict[Run, None] = {}
         self.peak_waiting = 0
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -55,9 +57,10 @@ class Slots:
 
     def detach(self) -> None:
         """The loop is gone, and with it everybody who waited on it."""
-        for run in list(self._waiting):
-            self._storage.leave(run)
-        self._waiting.clear()
+        for run in [*self._waiting, *self._called]:
+            self._leave(run)
+            run.reason = Cancelled(run.plan.tool)
+            run.plan.row.cancelled_waiting += 1
         if self._timers is not None:
             self._timers.close()
 
@@ -74,7 +77,7 @@ class Slots:
             self._storage.refuse(run)
             self._release_shadow(run)
             raise refusal
-        seconds, run.waits_on = self._patience(limits)
+        seconds, run.waits_on = self._patience(run, limits)
         run.turn = self._loop.create_future()
         self._storage.wait(run)
         self._waiting[run] = seconds
@@ -96,41 +99,32 @@ class Slots:
         assert run.turn is not None
         try:
             await run.turn
-        except asyncio.CancelledError:
-            self.give_up(run)
+        except BaseException:
+            # Who was refused in this very turn of the loop has left already.
+            if run.reason is None:
+                self._give_up(run)
             raise
+        if run.reason is not None:
+            raise run.reason
+        self._called.pop(run, None)
 
-    def give_up(self, run: Run) -> None:
-        """A waiter goes; a place that was just being handed to it goes to the next, uncounted."""
-        row = run.plan.row
-        if run.is_holding:
-            self._storage.undo(run)
-            row.started -= 1
-        self._leave(run)
-        row.cancelled_waiting += 1
-        self.advance()
+    def cancel(self, run: Run) -> bool:
+        """The signal that a call was given is aborted: if the call has not begun, it never does.
 
-    def cancel_waiting(self, run: Run) -> None:
-        """The signal that a waiting call was given is aborted."""
-        assert run.turn is not None
-        self._leave(run)
+        Returns:
+            Whether it has not begun.
+        """
+        if not run.is_waiting and run not in self._called:
+            return False
+        self._dismiss(run, Cancelled(run.plan.tool))
         run.plan.row.cancelled_waiting += 1
-        if not run.turn.done():
-            run.turn.set_exception(Cancelled(run.plan.tool))
         self.advance()
-
-    def refuse_waiting(self, run: Run, error: GuardError) -> None:
-        """A waiter is refused after all."""
-        assert run.turn is not None
-        self._leave(run)
-        run.plan.row.rejected[error.code] += 1
-        if not run.turn.done():
-            run.turn.set_exception(error)
+        return True
 
     def refuse_everybody(self) -> None:
-        """The server stops: nobody waits any longer."""
-        for run in list(self._waiting):
-            self.refuse_waiting(run, self.overloaded(shutting_down=True))
+        """The server stops: whoever has not begun does not wait any longer."""
+        for run in [*self._waiting, *self._called]:
+            self._refuse(run, self.overloaded(shutting_down=True))
 
     def advance(self) -> None:
         """Let everybody start whose turn has come."""
@@ -138,13 +132,11 @@ class Slots:
             return
         for claim, refusal in self._storage.turns():
             assert isinstance(claim, Run) and claim.turn is not None
-            self._forget(claim)
             if refusal is not None:
-                self._release_shadow(claim)
-                error = too_often(claim.plan.tool, refusal)
-                claim.plan.row.rejected[error.code] += 1
-                claim.turn.set_exception(error)
+                self._refuse(claim, too_often(claim.plan.tool, refusal))
             else:
+                self._forget(claim)
+                self._called[claim] = None
                 claim.plan.row.started += 1
                 claim.turn.set_result(None)
 
@@ -189,9 +181,9 @@ class Slots:
             return error
         return None
 
-    def _patience(self, limits: Sequence[tuple[BoundSlot, Slot]]) -> tuple[float, BoundSlot | None]:
+    def _patience(self, run: Run, limits: Sequence[tuple[BoundSlot, Slot]]) -> tuple[float, BoundSlot | None]:
         """How many seconds the call may wait, and which limit says so (`None`: admission)."""
-        bounded = self._admission is not None or not limits
+        bounded = self._admission is not None or run.parent is not None or not limits
         shortest = self._longest_wait if bounded else math.inf
         by: BoundSlot | None = None
         for limit, _ in limits:
@@ -212,10 +204,33 @@ class Slots:
             error = QueueTimeout(
                 run.plan.tool, waited_ms=waited_ms, limit=limit.limit.max_concurrent, scope=limit.scope
             )
-        self.refuse_waiting(run, error)
+        self._refuse(run, error)
         self.advance()
 
+    def _give_up(self, run: Run) -> None:
+        """The caller has gone."""
+        self._leave(run)
+        run.plan.row.cancelled_waiting += 1
+        self.advance()
+
+    def _refuse(self, run: Run, error: GuardError) -> None:
+        self._dismiss(run, error)
+        run.plan.row.rejected[error.code] += 1
+
+    def _dismiss(self, run: Run, error: GuardError) -> None:
+        """The wait ends with an error, unless its caller has gone in this very turn of the loop."""
+        assert run.turn is not None
+        self._leave(run)
+        run.reason = error
+        if not run.turn.done():
+            run.turn.set_result(None)
+
     def _leave(self, run: Run) -> None:
+        """Out of the queue; a place that was just being handed over is free for the next, uncounted."""
+        if run in self._called:
+            del self._called[run]
+            self._storage.undo(run)
+            run.plan.row.started -= 1
         self._storage.leave(run)
         self._release_shadow(run)
         self._forget(run)

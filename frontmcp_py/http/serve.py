@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import socket
 
@@ -10,6 +11,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from frontmcp_py.errors import ConfigurationError
+
+# What is said about serving is said in one voice.
+logger = logging.getLogger("uvicorn.error")
 
 
 def serve(app: ASGIApp, *, host: str, port: int, grace: float, log_level: str = "info") -> None:
@@ -34,6 +38,8 @@ def serve(app: ASGIApp, *, host: str, port: int, grace: float, log_level: str = 
             proxy_headers=False,
             timeout_graceful_shutdown=math.ceil(grace),
         )
+        # uvicorn says where it listens only when the socket is its own, and 0 stands for a port nobody knows yet.
+        logger.info("Listening on %s port %d", *listener.getsockname()[:2])
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -17,8 +17,27 @@ if TYPE_CHECKING:
     from frontmcp_py.policy import RateLimit
 
 
+class Windows(Protocol):
+    """Counts of one strategy and window length, by key. Times are nanoseconds of the wall's clock.
+
+    `overflow` is the key that new subjects share when no more can be held.
+    """
+
+    def wait_ns(self, key: str, most: int, now_ns: int, overflow: str) -> int:
+        """Nanoseconds until one more call has room, of `most` in a window; 0 when it has room now."""
+        ...
+
+    def hit(self, key: str, now_ns: int, overflow: str) -> object:
+        """Count a call that starts."""
+        ...
+
+    def undo(self, key: str, overflow: str) -> None:
+        """Take back the latest `hit`: the call never ran after all."""
+        ...
+
+
 class RateRule(Protocol):
-    """One rate limit as it applies to one tool (or to all): whose counts, and how they are read."""
+    """One rate limit as it applies to one tool (or to all): whose counts they are, and where they live."""
 
     @property
     def limit(self) -> RateLimit:
@@ -30,16 +49,19 @@ class RateRule(Protocol):
         """`tool` or `global`."""
         ...
 
-    def wait_ns(self, key: str, now_ns: int) -> int:
-        """Nanoseconds until one more call of this subject has room; 0 when it has room now."""
+    @property
+    def most(self) -> int:
+        """How many calls may start in a window."""
         ...
 
-    def hit(self, key: str, now_ns: int) -> None:
-        """Count a call that starts."""
+    @property
+    def windows(self) -> Windows:
+        """Where they are counted."""
         ...
 
-    def undo(self, key: str) -> None:
-        """Take back the latest `hit` of this subject: the call never ran after all."""
+    @property
+    def overflow(self) -> str:
+        """The key that new subjects share when no more can be held."""
         ...
 
 

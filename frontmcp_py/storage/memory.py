@@ -12,7 +12,8 @@ All times are integer nanoseconds, so that a wait is exact and no window has a r
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport
 from limits.storage import Storage as LimitsStorage
@@ -49,38 +50,41 @@ class FixedWindows:
         self.begin_ns = now_ns - now_ns % self.window_ns
         self.end_ns = self.begin_ns + self.window_ns
 
-    def wait_ns(self, key: str, most: int, now_ns: int) -> int:
+    def wait_ns(self, key: str, most: int, now_ns: int, overflow: str) -> int:
         """Nanoseconds until `key` may count one more; 0 for now."""
         if not self.begin_ns <= now_ns < self.end_ns:
             self.turn(now_ns)
-        return self.end_ns - now_ns if self.counts.get(key, 0) >= most else 0
+        count = self.counts.get(key)
+        if count is None:
+            if self._all.held < self._all.max_keys:
+                return 0
+            count = self.counts.get(overflow, 0)
+        return 0 if count < most else self.end_ns - now_ns
 
-    def hit(self, key: str, now_ns: int, amount: int = 1) -> int:
+    def hit(self, key: str, now_ns: int, overflow: str, amount: int = 1) -> int:
         """Count `amount` calls; the count."""
         if not self.begin_ns <= now_ns < self.end_ns:
             self.turn(now_ns)
         counts = self.counts
         count = counts.get(key)
+        if count is None and self._all.held >= self._all.max_keys:
+            key = overflow
+            count = counts.get(key)
         if count is None:
-            self._all.held += 1
-            if self.end_ns < self._all.due_ns:
-                self._all.due_ns = self.end_ns
-            counts[key] = amount
-            return amount
+            self._all.hold(self.end_ns)
+            count = 0
         counts[key] = count + amount
         return count + amount
 
-    def undo(self, key: str) -> None:
+    def undo(self, key: str, overflow: str) -> None:
         """Take one call back, unless its window has ended meanwhile."""
+        if key not in self.counts:
+            key = overflow
         count = self.counts.get(key, 0)
         if count > 1:
             self.counts[key] = count - 1
         elif count:
             self.clear(key)
-
-    def holds(self, key: str) -> bool:
-        """Whether `key` is counted here."""
-        return key in self.counts
 
     def clear(self, key: str) -> None:
         """Forget `key`."""
@@ -128,12 +132,14 @@ class SlidingWindows:
             self.turn(now_ns)
         return self.previous.get(key, 0), self.counts.get(key, 0), self.end_ns - now_ns
 
-    def wait_ns(self, key: str, most: int, now_ns: int) -> int:
+    def wait_ns(self, key: str, most: int, now_ns: int, overflow: str) -> int:
         """Nanoseconds until `key` may count one more; 0 for now.
 
         One more has room while `previous * left / window < most - current`.
         """
         previous, current, left = self.look(key, now_ns)
+        if not previous and not current and self._all.held >= self._all.max_keys:
+            previous, current, left = self.look(overflow, now_ns)
         if previous * left < (most - current) * self.window_ns:
             return 0
         if current < most:
@@ -142,27 +148,26 @@ class SlidingWindows:
         most_left = min(self.window_ns, (most * self.window_ns - 1) // current)
         return left + self.window_ns - most_left
 
-    def hit(self, key: str, now_ns: int, amount: int = 1) -> None:
+    def hit(self, key: str, now_ns: int, overflow: str, amount: int = 1) -> None:
         """Count `amount` calls."""
         if not self.begin_ns <= now_ns < self.end_ns:
             self.turn(now_ns)
         if key not in self.counts:
-            self._all.held += 1
-            if self.end_ns < self._all.due_ns:
-                self._all.due_ns = self.end_ns
+            if key not in self.previous and self._all.held >= self._all.max_keys:
+                key = overflow
+            if key not in self.counts:
+                self._all.hold(self.end_ns)
         self.counts[key] = self.counts.get(key, 0) + amount
 
-    def undo(self, key: str) -> None:
+    def undo(self, key: str, overflow: str) -> None:
         """Take one call back, unless its window has ended meanwhile."""
+        if key not in self.counts:
+            key = overflow
         count = self.counts.get(key, 0)
         if count > 1:
             self.counts[key] = count - 1
         elif count and self.counts.pop(key):
             self._all.held -= 1
-
-    def holds(self, key: str) -> bool:
-        """Whether `key` is counted here."""
-        return key in self.counts or key in self.previous
 
     def clear(self, key: str) -> None:
         """Forget `key`."""
@@ -203,36 +208,37 @@ class MovingWindows:
                 entries.popleft()
         return entries
 
-    def wait_ns(self, key: str, most: int, now_ns: int) -> int:
+    def wait_ns(self, key: str, most: int, now_ns: int, overflow: str) -> int:
         """Nanoseconds until `key` may count one more; 0 for now. `now_ns` is the wall's and not used."""
         entries = self.entries(key)
+        if entries is None and self._all.held >= self._all.max_keys:
+            entries = self.entries(overflow)
         if not entries or len(entries) < most:
             return 0
         return max(1, entries[-most] + self.window_ns - self._all.clock.monotonic_ns())
 
-    def hit(self, key: str, now_ns: int, amount: int = 1) -> None:
+    def hit(self, key: str, now_ns: int, overflow: str, amount: int = 1) -> None:
         """Remember `amount` calls."""
         entries = self.log.get(key)
+        if entries is None and self._all.held >= self._all.max_keys:
+            key = overflow
+            entries = self.log.get(key)
         if entries is None:
             entries = self.log[key] = deque()
-            self._all.held += 1
+            self._all.hold(now_ns + self.window_ns)
         else:
             self.log.move_to_end(key)
-        now = self._all.clock.monotonic_ns()
-        entries.extend([now] * amount)
-        self._all.due_ns = min(self._all.due_ns, now_ns + self.window_ns)
+        entries.extend([self._all.clock.monotonic_ns()] * amount)
 
-    def undo(self, key: str) -> None:
+    def undo(self, key: str, overflow: str) -> None:
         """Forget the latest call."""
+        if key not in self.log:
+            key = overflow
         entries = self.log.get(key)
         if entries:
             entries.pop()
             if not entries:
                 self.clear(key)
-
-    def holds(self, key: str) -> bool:
-        """Whether `key` is counted here."""
-        return key in self.log
 
     def clear(self, key: str) -> None:
         """Forget `key`."""
@@ -257,7 +263,7 @@ class MovingWindows:
         return now_ns
 
 
-Windows = FixedWindows | SlidingWindows | MovingWindows
+Windows: TypeAlias = FixedWindows | SlidingWindows | MovingWindows
 
 
 class WindowCounts(LimitsStorage, MovingWindowSupport, SlidingWindowCounterSupport):
@@ -309,6 +315,12 @@ class WindowCounts(LimitsStorage, MovingWindowSupport, SlidingWindowCounterSuppo
             self._moving[window_ns] = MovingWindows(self, window_ns)
         return self._moving[window_ns]
 
+    def hold(self, until_ns: int) -> None:
+        """One more count is held, until then at least."""
+        self.held += 1
+        if until_ns < self.due_ns:
+            self.due_ns = until_ns
+
     def discard(self, counts: dict[str, int]) -> None:
         """Counts that have ended: no longer held, and freed a few with each call."""
         self.held -= len(counts)
@@ -340,7 +352,7 @@ class WindowCounts(LimitsStorage, MovingWindowSupport, SlidingWindowCounterSuppo
 
     def incr(self, key: str, expiry: int, amount: int = 1) -> int:
         """Count `amount` in the fixed window of `expiry` seconds; the count."""
-        return self.fixed(expiry * _SECOND).hit(key, self.clock.wall_ns(), amount)
+        return self.fixed(expiry * _SECOND).hit(key, self.clock.wall_ns(), key, amount)
 
     def get(self, key: str) -> int:
         """The count of a fixed window."""
@@ -374,7 +386,7 @@ class WindowCounts(LimitsStorage, MovingWindowSupport, SlidingWindowCounterSuppo
         windows = self.moving(expiry * _SECOND)
         if len(windows.entries(key) or ()) + amount > limit:
             return False
-        windows.hit(key, self.clock.wall_ns(), amount)
+        windows.hit(key, self.clock.wall_ns(), key, amount)
         return True
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
@@ -389,9 +401,9 @@ class WindowCounts(LimitsStorage, MovingWindowSupport, SlidingWindowCounterSuppo
         """Count `amount` in the current window, if the estimate leaves room for them."""
         windows = self.sliding(expiry * _SECOND)
         now = self.clock.wall_ns()
-        if windows.wait_ns(key, limit - amount + 1, now):
+        if amount > limit or windows.wait_ns(key, limit - amount + 1, now, key):
             return False
-        windows.hit(key, now, amount)
+        windows.hit(key, now, key, amount)
         return True
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
@@ -411,7 +423,9 @@ class MemoryStorage:
     def __init__(self, clock: Clock, max_keys: int = MAX_KEYS) -> None:
         self.clock = clock
         self.counts = WindowCounts(clock, max_keys)
-        self.scheduler = Scheduler()
+        self.scheduler = scheduler = Scheduler()
+        # Straight to the scheduler, on the way of every call.
+        self.release: Callable[[Claim], None] = scheduler.release
 
     def use_clock(self, clock: Clock) -> None:
         """Tell the time by `clock` from now on."""
@@ -427,14 +441,14 @@ class MemoryStorage:
         if now >= counts.due_ns:
             counts.free(now)
         for rule, key in rates:
-            if rule.wait_ns(key, now):
+            if rule.windows.wait_ns(key, rule.most, now, rule.overflow):
                 refusal = _longest(claim, now)
                 assert refusal is not None
                 return refusal
         if not self.scheduler.offer(claim):
             return Verdict.FULL
         for rule, key in rates:
-            rule.hit(key, now)
+            rule.windows.hit(key, now, rule.overflow)
         return Verdict.TAKEN
 
     def force(self, claim: Claim, *, count: bool) -> None:
@@ -443,7 +457,7 @@ class MemoryStorage:
         if count:
             now = self.clock.wall_ns()
             for rule, key in claim.rates:
-                rule.hit(key, now)
+                rule.windows.hit(key, now, rule.overflow)
         else:
             claim.rates = ()
 
@@ -459,15 +473,11 @@ class MemoryStorage:
         """A waiter gives up."""
         self.scheduler.leave(claim)
 
-    def release(self, claim: Claim) -> None:
-        """The work has ended."""
-        self.scheduler.release(claim)
-
     def undo(self, claim: Claim) -> None:
         """The claim was taken but its work never began: it is released and not counted."""
         if claim.is_holding:
             for rule, key in claim.rates:
-                rule.undo(key)
+                rule.windows.undo(key, rule.overflow)
             self.scheduler.release(claim)
 
     def turns(self) -> list[tuple[Claim, RateRefusal | None]]:
@@ -491,11 +501,14 @@ class MemoryStorage:
         refusal = _longest(claim, now)
         if refusal is None:
             for rule, key in claim.rates:
-                rule.hit(key, now)
+                rule.windows.hit(key, now, rule.overflow)
         return refusal
 
 
 def _longest(claim: Claim, now_ns: int) -> RateRefusal | None:
-    waits = [RateRefusal(rule, rule.wait_ns(key, now_ns)) for rule, key in claim.rates]
+    waits = [
+        RateRefusal(rule, rule.windows.wait_ns(key, rule.most, now_ns, rule.overflow))
+        for rule, key in claim.rates
+    ]
     longest = max(waits, key=lambda each: each.wait_ns)
     return longest if longest.wait_ns else None
