@@ -20,7 +20,8 @@ The rules, in full:
 How it stays fast: waiters with equal needs and rank form a group, and only a group's head can be the
 next to start. A group is parked at one of the places that hold it up; only when that place may have
 grown (something was released there, or the first of its line left) are the groups parked there looked
-at again, in order of their heads. A release costs the same with a hundred waiters or ten thousand.
+at again, in order of their heads. Among waiters with equal needs, or different ones held up by one place, a
+release costs the same with a hundred of them or ten thousand.
 """
 
 from __future__ import annotations
@@ -248,9 +249,9 @@ class Scheduler:
     def slot(self, key: Hashable, capacity: int, *, lasting: bool = False) -> Slot:
         """The slot known by `key`, made when there is none.
 
-        A slot that nobody holds or waits for is forgotten, unless it was made `lasting`. One that is known
-        with another capacity changes to this one: those who hold it keep it, and `next` may find waiters
-        who can start now.
+        A slot that nobody holds or waits for is forgotten, unless it was made `lasting`: name it and offer
+        the ticket in one step. One that is known with another capacity changes to this one: those who hold
+        it keep it, and `next` may find waiters who can start now.
         """
         slot = self._slots.get(key)
         if slot is None:
@@ -406,10 +407,12 @@ class Scheduler:
             self._forget_unused(slot)
         del group.members[ticket]
         if not group.members:
-            assert group.spot is not None
-            group.spot.groups -= 1
+            spot = group.spot
+            assert spot is not None
+            spot.groups -= 1
             group.spot = None
             del self._groups[group.key]
+            self._compact(spot)
 
     def _park(self, group: _Group, spot: _Spot) -> None:
         group.spot = spot
@@ -419,6 +422,9 @@ class Scheduler:
     def _push(self, group: _Group, spot: _Spot) -> None:
         head = group.head
         heappush(spot.parked, (head.rank, head.seq, group))
+        self._compact(spot)
+
+    def _compact(self, spot: _Spot) -> None:
         if len(spot.parked) > max(_COMPACT_FROM, 4 * spot.groups):
             spot.parked[:] = [entry for entry in spot.parked if _is_live(entry, spot)]
             heapify(spot.parked)
@@ -442,8 +448,8 @@ class Scheduler:
             self._stirred.append(spot)
 
     def _forget_unused(self, slot: Slot) -> None:
-        if not slot.lasting and slot.is_unused:
-            self._slots.pop(slot.key, None)
+        if not slot.lasting and slot.is_unused and self._slots.get(slot.key) is slot:
+            del self._slots[slot.key]
 
 
 def _is_live(entry: tuple[int, int, _Group], spot: _Spot) -> bool:

@@ -210,18 +210,19 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Wait while threads work; `None` when none does and nothing is ready."""
         looks, waited = 0, 0.0
         while True:
-            # Before polling: who has stopped working by now has woken the loop before.
+            # Before polling: who does not work any more, or hold, has already told the loop what there is.
+            held = bool(self._holds)
             working = self._threads.working(timed_waits_too=not has_timer)
             if (ready := select(0)) or self._let_settled_go(idle=True):
                 return ready
-            if not working and not self._holds:
+            if not working and not held:
                 return None
             looks += 1
             if looks <= _LOOKS:
                 continue
             if ready := select(_LOOK_AGAIN):
                 return ready
-            waited = 0.0 if self._holds else waited + _LOOK_AGAIN
+            waited = 0.0 if held else waited + _LOOK_AGAIN
             if waited > self._thread_patience:
                 raise RuntimeError(
                     f"threads work for more than {self._thread_patience} s of real time: {', '.join(working)}"

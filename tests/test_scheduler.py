@@ -405,6 +405,17 @@ class TestLeaving:
         assert desk.leave(first) == [control]
         assert normal.is_waiting
 
+    def test_when_the_first_control_waiter_has_left_the_next_one_is_the_first(self) -> None:
+        desk = Desk()
+        busy_b, busy_c = desk.start("B"), desk.start("C")
+        normal = desk.wait("A", "B")
+        control = [desk.wait("A", "C", control=True) for _ in range(2)]
+        assert desk.leave(control[0]) == []
+        assert desk["A"].first is control[1]
+        assert desk.end(busy_b) == []
+        assert desk.end(busy_c) == [control[1]]
+        assert normal.is_waiting
+
     def test_when_control_has_left_a_normal_first_keeps_the_place_again(self) -> None:
         desk = Desk()
         busy, _ = desk.start("B"), desk.start("C")
@@ -537,6 +548,17 @@ class TestPools:
         control = desk.wait(pool, control=True)
         assert desk.end(running) == [control]
 
+    def test_a_nested_normal_waiter_that_comes_first_does_not_hide_a_control_waiter_either(self) -> None:
+        desk = Desk()
+        threads = Pool("threads", 3, 1)
+        desk.start(threads)
+        desk.start(threads)
+        running = desk.start(threads, control=True)
+        desk.wait(threads, nested=True)
+        control = desk.wait(threads, control=True, nested=True), desk.wait(threads, control=True)
+        assert desk.end(running) == [control[0]]
+        assert desk.end(control[0]) == [control[1]]
+
     def test_control_passes_normal_at_a_full_pool(self) -> None:
         desk = Desk()
         pool = admission(2)
@@ -607,10 +629,12 @@ class TestForced:
         pool = admission(1)
         running = desk.start(pool)
         waiter = desk.wait(pool)
-        forced = desk.ticket(pool, control=True)
-        desk.scheduler.force(forced)
+        forced = [desk.ticket(pool, control=True) for _ in range(2)]
+        for ticket in forced:
+            desk.scheduler.force(ticket)
         assert desk.end(running) == []
-        assert desk.end(forced) == [waiter]
+        assert desk.end(forced[0]) == []
+        assert desk.end(forced[1]) == [waiter]
 
     def test_a_forced_ticket_takes_a_kept_place(self) -> None:
         desk = Desk()
@@ -879,6 +903,7 @@ def test_cancelled_waiters_leave_nothing_behind(crowd: Callable[[int], Crowd], o
     queue.clear()
     assert desk.scheduler.waiting == 0
     assert not desk.scheduler._groups
+    assert parked(desk, holder) < 100
     assert desk.end(holder) == []
     assert parked(desk, holder) == 0
     assert remembered() == before + 1  # `holder`, which this test still knows
@@ -905,3 +930,16 @@ def test_a_line_whose_first_keeps_leaving_does_not_pile_up() -> None:
     for waiter in queue:
         desk.leave(waiter)
         assert parked(desk, holder) < 100
+
+
+def test_a_waiter_whose_obstacle_keeps_changing_does_not_pile_up() -> None:
+    desk = Desk()
+    obstacles = [desk.start("A"), desk.start("B")]
+    desk.wait("A", "B")
+    for _ in range(500):
+        for number, key in enumerate("AB"):
+            assert desk.end(obstacles[number]) == []
+            obstacles[number] = desk.start(key, nested=True)
+    for _ in range(500):
+        desk.leave(desk.wait("A"))
+        assert parked(desk, obstacles[0]) + parked(desk, obstacles[1]) < 200

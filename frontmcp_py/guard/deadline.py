@@ -9,9 +9,11 @@ task.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Coroutine
+from types import CoroutineType
 from typing import Any
 
 from frontmcp_py.errors import Cancelled, ExecutionTimeout, GuardError
@@ -148,7 +150,7 @@ class Deadlines:
         await self._until_idle(grace)
         for run in list(self.running):
             if run.is_answered:
-                _cancel(run)
+                self._cancel(run)
             else:
                 self.end(run, Ending.SHUTDOWN)
         await self._until_idle(last_call)
@@ -244,22 +246,34 @@ class Deadlines:
             cancel_after = run.plan.cancel_after_s
             self._answer_early(run, Outcome.TIMED_OUT, error, cancel=cancel_after == 0)
             if cancel_after:
-                run.killer = self._loop.call_later(cancel_after, _cancel, run)
+                run.killer = self._loop.call_later(cancel_after, self._cancel, run)
         elif ending is Ending.CANCELLED:
             self._answer_early(run, Outcome.CANCELLED, Cancelled(tool), cancel=run.plan.cancels)
         elif run.answer is not None:
             self._answer_early(run, Outcome.CANCELLED, self._shut_down(), cancel=True)
         else:
-            _cancel(run)
+            self._cancel(run)
 
     def _answer_early(self, run: Run, outcome: Outcome, error: Exception, *, cancel: bool) -> None:
         self._record(run, outcome)
         # The work is told first: if it stops at once, its places are free by the time its caller comes again.
         run.abort(error)
         if cancel:
-            _cancel(run)
+            self._cancel(run)
         if run.answer is not None and not run.answer.done():
             run.answer.set_exception(error)
+
+    def _cancel(self, run: Run) -> None:
+        run.killer = None
+        task = run.task
+        if task is None or run.has_ended:
+            return
+        run.was_cancelled = True
+        task.cancel()
+        work = task.get_coro()
+        if isinstance(work, CoroutineType) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            # A task that has not made its first step never makes one, so nothing in it will tell of its end.
+            self._finish(run, Outcome.CANCELLED, None, None)
 
     def _record(self, run: Run, outcome: Outcome) -> None:
         run.outcome = outcome
@@ -285,13 +299,6 @@ class Deadlines:
             raise _own_cancellation(run, error) from error
         self._record(run, Outcome.CANCELLED)
         raise error
-
-
-def _cancel(run: Run) -> None:
-    run.killer = None
-    if run.task is not None and not run.has_ended:
-        run.was_cancelled = True
-        run.task.cancel()
 
 
 def _own_cancellation(run: Run, error: asyncio.CancelledError) -> CancelledItself:

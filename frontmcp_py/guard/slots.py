@@ -122,9 +122,11 @@ class Slots:
         return True
 
     def refuse_everybody(self) -> None:
-        """The server stops: whoever has not begun does not wait any longer."""
+        """The server stops: whoever has not begun does not wait any longer, nested calls excepted."""
         for run in [*self._waiting, *self._called]:
-            self._refuse(run, self.overloaded(shutting_down=True))
+            # A running call may need what it calls to come to its end; its own end cancels that wait.
+            if run.parent is None:
+                self._refuse(run, self.overloaded(shutting_down=True))
 
     def advance(self) -> None:
         """Let everybody start whose turn has come."""

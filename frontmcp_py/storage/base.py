@@ -31,8 +31,8 @@ class Windows(Protocol):
         """Count a call that starts."""
         ...
 
-    def undo(self, key: str, overflow: str) -> None:
-        """Take back the latest `hit`: the call never ran after all."""
+    def undo(self, key: str, overflow: str, counted_ns: int) -> None:
+        """Take back the latest `hit`, which was at `counted_ns`: the call never ran after all."""
         ...
 
 
@@ -66,9 +66,14 @@ class RateRule(Protocol):
 
 
 class Claim(Ticket):
-    """A ticket that is also counted: `rates` are the limits to look at, each with its subject's key."""
+    """A ticket that is also counted.
 
-    __slots__ = ("rates",)
+    Attributes:
+        rates: The limits to look at, each with its subject's key.
+        counted_ns: The wall's time at which it was counted.
+    """
+
+    __slots__ = ("counted_ns", "rates")
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class Claim(Ticket):
     ) -> None:
         super().__init__(slots, pools, control=control, nested=nested)
         self.rates = rates
+        self.counted_ns = 0
 
     @property
     def is_gone(self) -> bool:

@@ -76,8 +76,10 @@ class FixedWindows:
         counts[key] = count + amount
         return count + amount
 
-    def undo(self, key: str, overflow: str) -> None:
+    def undo(self, key: str, overflow: str, counted_ns: int) -> None:
         """Take one call back, unless its window has ended meanwhile."""
+        if not self.begin_ns <= counted_ns < self.end_ns:
+            return
         if key not in self.counts:
             key = overflow
         count = self.counts.get(key, 0)
@@ -159,14 +161,20 @@ class SlidingWindows:
                 self._all.hold(self.end_ns)
         self.counts[key] = self.counts.get(key, 0) + amount
 
-    def undo(self, key: str, overflow: str) -> None:
-        """Take one call back, unless its window has ended meanwhile."""
-        if key not in self.counts:
+    def undo(self, key: str, overflow: str, counted_ns: int) -> None:
+        """Take one call back, unless its window is out of view."""
+        if self.begin_ns <= counted_ns < self.end_ns:
+            counts = self.counts
+        elif self.begin_ns - self.window_ns <= counted_ns < self.begin_ns:
+            counts = self.previous
+        else:
+            return
+        if key not in counts:
             key = overflow
-        count = self.counts.get(key, 0)
+        count = counts.get(key, 0)
         if count > 1:
-            self.counts[key] = count - 1
-        elif count and self.counts.pop(key):
+            counts[key] = count - 1
+        elif count and counts.pop(key):
             self._all.held -= 1
 
     def clear(self, key: str) -> None:
@@ -230,8 +238,8 @@ class MovingWindows:
             self.log.move_to_end(key)
         entries.extend([self._all.clock.monotonic_ns()] * amount)
 
-    def undo(self, key: str, overflow: str) -> None:
-        """Forget the latest call."""
+    def undo(self, key: str, overflow: str, counted_ns: int) -> None:
+        """Forget the latest call. `counted_ns` is the wall's and not used."""
         if key not in self.log:
             key = overflow
         entries = self.log.get(key)
@@ -447,6 +455,7 @@ class MemoryStorage:
                 return refusal
         if not self.scheduler.offer(claim):
             return Verdict.FULL
+        claim.counted_ns = now
         for rule, key in rates:
             rule.windows.hit(key, now, rule.overflow)
         return Verdict.TAKEN
@@ -455,7 +464,7 @@ class MemoryStorage:
         """Take the places whether there is room or not, and count the call only if asked to."""
         self.scheduler.force(claim)
         if count:
-            now = self.clock.wall_ns()
+            claim.counted_ns = now = self.clock.wall_ns()
             for rule, key in claim.rates:
                 rule.windows.hit(key, now, rule.overflow)
         else:
@@ -477,7 +486,7 @@ class MemoryStorage:
         """The claim was taken but its work never began: it is released and not counted."""
         if claim.is_holding:
             for rule, key in claim.rates:
-                rule.windows.undo(key, rule.overflow)
+                rule.windows.undo(key, rule.overflow, claim.counted_ns)
             self.scheduler.release(claim)
 
     def turns(self) -> list[tuple[Claim, RateRefusal | None]]:
@@ -500,6 +509,7 @@ class MemoryStorage:
         now = self.clock.wall_ns()
         refusal = _longest(claim, now)
         if refusal is None:
+            claim.counted_ns = now
             for rule, key in claim.rates:
                 rule.windows.hit(key, now, rule.overflow)
         return refusal
