@@ -41,7 +41,7 @@ async def guarded(options: dict[str, Any]) -> Ratio:
             for _ in range(count):
                 await guard.run(CALL, limits, noop)
 
-        return await take_turns(calls, bare_tasks, rounds=60, calls=1000)
+        return await take_turns(calls, bare_tasks, rounds=40, calls=1000)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ async def refusals(limits: Policy, prepare: Callable[[Guard], Awaitable[Any]]) -
             for _ in range(count):
                 await guard.run(CALL, admitted, noop)
 
-        return await take_turns(refused, admits, rounds=60, calls=1000)
+        return await take_turns(refused, admits, rounds=40, calls=1000)
 
 
 def test_rate_limited(benchmark: Any) -> None:

@@ -59,7 +59,7 @@ def calls_of(client: Client) -> Callable[[int], Awaitable[None]]:
 
 async def compare(server: FrontMCP) -> Ratio:
     async with Client(bare_server()) as bare, server.connect() as guarded:
-        return await take_turns(calls_of(guarded), calls_of(bare), rounds=100, calls=100)
+        return await take_turns(calls_of(guarded), calls_of(bare), rounds=40, calls=100)
 
 
 GLOBAL = Throttle(global_rate_limit=RateLimit(PLENTY))
