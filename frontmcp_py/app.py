@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from frontmcp_py.errors import ConfigurationError
-from frontmcp_py.policy import names_options
+from frontmcp_py.policy import names_options, not_allowed
 from frontmcp_py.tool import Tool, ToolOptions, tool
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 
 
@@ -32,7 +33,7 @@ class App:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"App.name: {name!r} is not allowed; give text that is not empty")
         self.name = name
-        self.tools: list[Tool[..., Any]] = [as_tool(each) for each in tools]
+        self.tools: list[Tool[..., Any]] = as_tools(tools, f'app "{name}": tools')
         self._others: list[Callable[[MCPServer[Any]], None]] = []
         self._served_by: str | None = None
 
@@ -91,10 +92,29 @@ class App:
             )
 
 
-def as_tool(value: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
-    """A tool as it is, or a plain function made one."""
-    if isinstance(value, Tool):
-        return cast("Tool[..., Any]", value)
-    if not callable(value):
-        raise ConfigurationError(f"tools: {value!r} is not allowed; give tools or functions")
-    return tool(value)
+def as_tools(values: Iterable[Tool[..., Any] | Callable[..., Any]], field: str) -> list[Tool[..., Any]]:
+    """Tools as they are, and plain functions made tools.
+
+    Raises:
+        ConfigurationError: It is no list of these.
+    """
+    made: list[Tool[..., Any]] = []
+    for each in check_list(values, field, "tools and functions"):
+        if isinstance(each, Tool):
+            made.append(cast("Tool[..., Any]", each))
+        elif callable(each):
+            made.append(tool(each))
+        else:
+            raise not_allowed(field, each, "tools and functions")
+    return made
+
+
+def check_list(values: Iterable[T], field: str, of: str) -> Iterable[T]:
+    """A list, or anything else that holds several.
+
+    Raises:
+        ConfigurationError: It is one thing.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise not_allowed(field, values, f"a list of {of}")
+    return values

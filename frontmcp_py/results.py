@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from mcp.server.context import HandlerResult
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
@@ -94,31 +94,47 @@ def _size(result: CallToolResult) -> int:
 
 
 def _shortened(result: CallToolResult, max_bytes: int) -> CallToolResult | None:
-    if result.structured_content is None or len(result.content) != 1:
+    blocks = [block for block in result.content if isinstance(block, TextContent)]
+    structured = result.structured_content
+    if not blocks or len(blocks) != len(result.content) or structured is None:
         return None
-    block = result.content[0]
-    if not isinstance(block, TextContent) or not _repeats(block.text, result.structured_content):
+    texts = [block.text for block in blocks]
+    if not _repeat(texts, structured):
         return None
-    without = result.model_copy(update={"content": [block.model_copy(update={"text": _NOTE})]})
+    without = result.model_copy(update={"content": [blocks[0].model_copy(update={"text": _NOTE})]})
     room = max_bytes - _size(without)
     if room < 0:
         return None
-    text = block.text[:room]
+    text = "\n".join(texts)[:room]
     # Characters of several bytes, or escaped ones: take less until it fits.
     while len(json.dumps(text, ensure_ascii=False).encode()) - 2 > room:
         text = text[: len(text) // 2]
-    return result.model_copy(update={"content": [block.model_copy(update={"text": text + _NOTE})]})
+    return result.model_copy(update={"content": [blocks[0].model_copy(update={"text": text + _NOTE})]})
 
 
-def _repeats(text: str, structured: dict[str, Any]) -> bool:
-    """Whether the text only says again what the structured content says."""
-    if list(structured) == ["result"] and structured["result"] == text:
+def _repeat(texts: list[str], structured: dict[str, Any]) -> bool:
+    """Whether the texts only say again what the structured content says."""
+    # The SDK wraps what is no object as `{"result": value}`, and makes one text of each item of a list.
+    value = structured["result"] if list(structured) == ["result"] else structured
+    if len(texts) == 1 and (_says(texts[0], value) or _says(texts[0], structured)):
+        return True
+    items = _items(value)
+    return len(items) == len(texts) and all(map(_says, texts, items))
+
+
+def _says(text: str, value: object) -> bool:
+    if text == value:
         return True
     try:
-        said: object = json.loads(text)
+        return bool(json.loads(text) == value)
     except ValueError:
         return False
-    return said == structured or said == structured.get("result")
+
+
+def _items(value: object) -> list[object]:
+    if not isinstance(value, list):
+        return [value]
+    return [item for each in cast("list[object]", value) for item in _items(each)]
 
 
 def _text(text: str) -> TextContent:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import anyio
@@ -16,7 +18,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
 
-from frontmcp_py.app import App, as_tool
+from frontmcp_py.app import App, as_tools, check_list
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.guard import Guard
 from frontmcp_py.http.endpoints import healthz
@@ -35,6 +37,8 @@ from frontmcp_py.policy import (
     check_flag,
     check_text,
     names_options,
+    nearest,
+    not_allowed,
     parse_duration,
 )
 from frontmcp_py.tool import Tool, ToolOptions, tool
@@ -112,6 +116,8 @@ class FrontMCP:
             low=SHUTDOWN_GRACE_RANGE[0],
             high=SHUTDOWN_GRACE_RANGE[1],
         )
+        if lifespan is not None and not callable(lifespan):
+            raise not_allowed("FrontMCP.lifespan", lifespan, "a function of the server, or None")
         self._lifespan = lifespan
         self.guard = Guard(
             _throttle(throttle),
@@ -128,8 +134,8 @@ class FrontMCP:
                     max_result_bytes, "FrontMCP.max_result_bytes", *MAX_RESULT_BYTES_RANGE
                 ),
                 name=name,
-                version=version,
-                instructions=instructions,
+                version=_text(version, "FrontMCP.version"),
+                instructions=None if instructions is None else _text(instructions, "FrontMCP.instructions"),
                 lifespan=self._alive,
                 auth=auth,
                 token_verifier=token_verifier,
@@ -140,14 +146,14 @@ class FrontMCP:
                 raise
             raise ConfigurationError(f"FrontMCP: {error}") from error
         self.mcp.custom_route("/healthz", ["GET"])(healthz(name))
-        for app in apps:
+        for app in check_list(apps, "FrontMCP.apps", "App objects"):
             if not isinstance(app, App):
-                raise ConfigurationError(f"FrontMCP.apps: {app!r} is not allowed; give App objects")
+                raise not_allowed("FrontMCP.apps", app, "App objects")
             for declared in app.tools:
                 self.mcp.register(declared, f'app "{app.name}"')
             app.serve(self.name, self.mcp)
-        for each in tools:
-            self.mcp.register(as_tool(each), "the server itself")
+        for each in as_tools(tools, "FrontMCP.tools"):
+            self.mcp.register(each, "the server itself")
 
     @overload
     def tool(self, fn: Callable[P, R], /) -> Tool[P, R]: ...
@@ -243,15 +249,12 @@ async def _no_lifespan(_: MCPServer[Any]) -> AsyncGenerator[dict[str, Any], None
 
 
 def _throttle(value: ThrottleOption) -> Throttle | None:
-    if os.environ.get("FRONTMCP_THROTTLE", "").strip().lower() == "off":
-        value = False
     throttle = Throttle.of(value, "FrontMCP.throttle")
+    if os.environ.get("FRONTMCP_THROTTLE", "").strip().lower() == "off":
+        # What is not switched off with it stays as it was given.
+        throttle = replace(throttle or Throttle(), enabled=False)
     if throttle is None:
         return None
-    if throttle.storage is not None:
-        raise ConfigurationError(
-            "Throttle.storage: this version counts in the process only; leave it out (None)"
-        )
     if throttle.ip_filter is not None:
         raise ConfigurationError("Throttle.ip_filter: this version does not enforce it; leave it out (None)")
     if not throttle.enabled:
@@ -262,6 +265,12 @@ def _throttle(value: ThrottleOption) -> Throttle | None:
     return throttle
 
 
+def _text(value: str, field: str) -> str:
+    if not isinstance(value, str):
+        raise not_allowed(field, value, "text")
+    return value
+
+
 def _production(value: bool | None) -> bool:
     if value is None:
         return os.environ.get("FRONTMCP_ENV", "").strip().lower() == "production"
@@ -269,10 +278,17 @@ def _production(value: bool | None) -> bool:
 
 
 def _mcp_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    if options is not None and not isinstance(options, Mapping):
+        raise not_allowed("FrontMCP.mcp_options", options, "a mapping of options of MCPServer")
     given = dict(options or {})
-    for name in _OWN_OPTIONS:
-        if name in given:
+    valid = [name for name in inspect.signature(MCPServer).parameters if name not in _OWN_OPTIONS]
+    for name in given:
+        if name in _OWN_OPTIONS:
             raise ConfigurationError(
                 f"FrontMCP.mcp_options: {name!r} is not allowed there; give it to FrontMCP"
+            )
+        if name not in valid:
+            raise ConfigurationError(
+                f"FrontMCP.mcp_options: MCPServer has no option {name!r}; {nearest(name, valid)}"
             )
     return given

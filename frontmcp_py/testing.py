@@ -197,12 +197,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         ready = self._wait_for_threads(select, has_timer=timeout is not None)
         if ready is not None:
             return ready
-        if len(self._selecting.get_map()) > self._own_files or self._threads.watch_children():
-            ready = select(None if timeout is None else self._io_patience)
-            if ready or timeout is None:
-                return ready
         if timeout is None:
-            raise RuntimeError(self._who_waits())
+            if not self._io_is_open():
+                raise RuntimeError(self._who_waits())
+            return select(None)
+        if self._io_patience and self._io_is_open() and (ready := select(self._io_patience)):
+            return ready
         self._now_ns += round(timeout * _SECOND_NS)
         return []
 
@@ -227,6 +227,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 raise RuntimeError(
                     f"threads work for more than {self._thread_patience} s of real time: {', '.join(working)}"
                 )
+
+    def _io_is_open(self) -> bool:
+        return len(self._selecting.get_map()) > self._own_files or self._threads.watch_children()
 
     def _let_settled_go(self, *, idle: bool) -> bool:
         woken = False
@@ -458,6 +461,8 @@ class _Threads:
         Args:
             timed_waits_too: Count who waits with a timeout, and so will wake up by itself.
         """
+        if not self.jobs and self._strangers.issuperset(threading.enumerate()):
+            return []
         jobs = [job.thread for job in list(self.jobs)]
         stacks = sys._current_frames()
         threads = {thread for thread in threading.enumerate() if thread not in self._strangers}

@@ -21,6 +21,7 @@ from frontmcp_py.policy import (
     Unset,
     names_options,
     naming,
+    not_allowed,
 )
 
 P = ParamSpec("P")
@@ -69,6 +70,7 @@ class Tool(Generic[P, R]):
         is_async: Whether the function is a coroutine function; others run in a worker thread.
     """
 
+    @names_options
     def __init__(
         self,
         fn: Callable[P, R],
@@ -85,8 +87,18 @@ class Tool(Generic[P, R]):
     ) -> None:
         self.fn = fn
         self.name = _name_of(fn) if name is None else name
+        with naming(f'tool "{self.name}"'):
+            _check_optional("title", title, str, "text")
+            _check_optional("description", description, str, "text")
+            _check_optional("annotations", annotations, ToolAnnotations, "a ToolAnnotations")
+            _check_optional("icons", icons, Sequence, "a list of Icon objects")
+            _check_optional("meta", meta, Mapping, "a mapping")
+            _check_optional("structured_output", structured_output, bool, "True or False")
+            _check_optional("describe_limits", describe_limits, bool, "True or False")
         self.title = title
-        self.description = (inspect.getdoc(fn) or "") if description is None else description
+        self.description = (
+            (inspect.getdoc(_without_partial(fn)) or "") if description is None else description
+        )
         self.annotations = annotations
         self.icons = list(icons) if icons is not None else None
         self.meta = dict(meta) if meta is not None else None
@@ -139,7 +151,8 @@ class Tool(Generic[P, R]):
             raise ConfigurationError(f"tool name: {self.name!r} is not allowed; give text that is not empty")
         if self.name == "<lambda>":
             raise ConfigurationError("a lambda has no name; give the tool one: tool(name=...)")
-        if inspect.isasyncgenfunction(self.fn) or inspect.isgeneratorfunction(self.fn):
+        body = _body_of(self.fn)
+        if inspect.isasyncgenfunction(body) or inspect.isgeneratorfunction(body):
             raise ConfigurationError(
                 f'tool "{self.name}": a generator is not allowed; an MCP tool returns one result, '
                 "so collect it and return it (progress goes through ctx.report_progress)"
@@ -275,6 +288,23 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 def is_async(fn: Callable[..., Any]) -> bool:
     """Whether calling `fn` gives a coroutine; anything else runs in a worker thread."""
+    return inspect.iscoroutinefunction(_body_of(fn))
+
+
+def _without_partial(fn: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+    return fn
+
+
+def _body_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function whose body runs when `fn` is called: of an object, its `__call__`."""
+    fn = _without_partial(fn)
+    if isinstance(fn, staticmethod):
+        fn = fn.__func__
+    return fn if inspect.isroutine(fn) or isinstance(fn, type) else type(fn).__call__
+
+
+def _check_optional(option: str, value: object, kind: type, allowed: str) -> None:
+    if value is not None and (not isinstance(value, kind) or (kind is Sequence and isinstance(value, str))):
+        raise not_allowed(option, value, allowed)

@@ -414,9 +414,11 @@ class _CallSession(ServerSession):
     ) -> ResultT:
         self._guard.pause(self._run)
         try:
-            return await super().send_request(
-                request, result_type, request_read_timeout_seconds, metadata, progress_callback
-            )
+            # Who has cancelled the call, or been answered, does not answer questions about it.
+            async with self._run.signal.scope():
+                return await super().send_request(
+                    request, result_type, request_read_timeout_seconds, metadata, progress_callback
+                )
         finally:
             self._guard.resume(self._run)
 

@@ -22,15 +22,22 @@ from typing import Any, Final, TypeVar
 
 from frontmcp_py.call import Call
 from frontmcp_py.clock import Clock, SystemClock
-from frontmcp_py.errors import Cancelled, GuardError, Overloaded, PartitionError
+from frontmcp_py.errors import Cancelled, ConfigurationError, GuardError, Overloaded, PartitionError
 from frontmcp_py.policy import (
     DEFAULT_RESERVED_THREADS,
     DEFAULT_SHUTDOWN_GRACE,
     DEFAULT_WORKER_THREADS,
+    SHUTDOWN_GRACE_RANGE,
     UNSET,
+    WORKER_THREADS_RANGE,
     Admission,
+    Duration,
     Policy,
     Throttle,
+    ThrottleOption,
+    check_count,
+    names_options,
+    parse_duration,
 )
 from frontmcp_py.scheduler import Pool
 from frontmcp_py.signal import AbortSignal
@@ -61,31 +68,39 @@ class Guard:
     """Decides for every call whether it may start, waits with it for its turn, and ends it in time.
 
     Args:
-        throttle: The server-wide limits; without one, tools' own limits and admission's defaults hold.
-        worker_threads: How many threads run `def` tools, control tools' reserve apart.
-        shutdown_grace: Seconds that running work gets when the last user of the guard leaves.
+        throttle: The server-wide limits: a `Throttle`, a mapping of its fields, or `False` for no limits at
+            all. Without one, tools' own limits and admission's defaults hold.
+        worker_threads: How many threads run `def` tools, 1 to 1000; control tools have a reserve beyond that.
+        shutdown_grace: How long running work may take to end when the last user of the guard leaves, 0 to
+            600 seconds.
         clock: Tells the time.
+
+    Raises:
+        ConfigurationError: A value is not allowed.
 
     Use it as `async with guard:` so that work is brought to an end when the block is left. It may be entered
     several times, also on one event loop after another, but not on two running loops at once.
     """
 
+    @names_options
     def __init__(
         self,
-        throttle: Throttle | None = None,
+        throttle: ThrottleOption = None,
         *,
         worker_threads: int = DEFAULT_WORKER_THREADS,
-        shutdown_grace: float = DEFAULT_SHUTDOWN_GRACE,
+        shutdown_grace: Duration = DEFAULT_SHUTDOWN_GRACE,
         clock: Clock | None = None,
     ) -> None:
-        self.throttle = throttle
+        throttle = self.throttle = _enforceable(Throttle.of(throttle, "Guard.throttle"))
+        check_count(worker_threads, "Guard.worker_threads", *WORKER_THREADS_RANGE)
+        low, high = SHUTDOWN_GRACE_RANGE
+        self._grace = parse_duration(shutdown_grace, field="Guard.shutdown_grace", low=low, high=high)
         self._enforces = throttle is None or throttle.enabled
         self._observes = throttle is not None and throttle.enabled and throttle.mode == "observe"
         admission = (throttle.admission if throttle is not None else Admission()) if self._enforces else None
         self._admission = Pool("admission", admission.max_active, admission.reserved) if admission else None
         reserve = admission.reserved if admission else DEFAULT_RESERVED_THREADS
         self._threads = Pool("threads", worker_threads + reserve, reserve)
-        self._grace = shutdown_grace
         max_keys = (throttle or Throttle()).max_keys
         self._storage = MemoryStorage(clock or SystemClock(), max_keys)
         self._scheduler = self._storage.scheduler
@@ -129,13 +144,19 @@ class Guard:
         return await self.call(plan, call, body, signal=signal, inline=plan.cancels and not listens)
 
     async def __aenter__(self) -> Guard:
-        self.attach()
+        deadlines = self.attach()
         self._users += 1
+        # Work that has its grace since the last user left goes on: nobody is leaving any more.
+        self._draining = False
+        deadlines.recall()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._loop is not asyncio.get_running_loop():
+            # Its loop had ended without it, and another one has taken over.
+            return
         self._users -= 1
         if not self._users:
             await self._close()
@@ -144,7 +165,7 @@ class Guard:
         """What the guard is doing and has done, as a frozen snapshot."""
         running = self._deadlines.running if self._deadlines else {}
         return Statistics(
-            active=len(running),
+            active=len(running) + self._slots.called,
             abandoned=sum(run.is_answered for run in running),
             waiting=self._scheduler.waiting,
             places=self._admission.held if self._admission else 0,
@@ -242,12 +263,16 @@ class Guard:
         return await in_thread(self.attach(), run, work)
 
     def pause(self, run: Run) -> None:
-        """The tool asks its client something: its clock stands still."""
-        self.attach().pause(run)
+        """The tool asks its client something: its clock stands still, and its callers' clocks."""
+        deadlines = self.attach()
+        for each in run.lineage():
+            deadlines.pause(each)
 
     def resume(self, run: Run) -> None:
-        """The client has answered: the clock goes on."""
-        self.attach().resume(run)
+        """The client has answered: the clocks go on."""
+        deadlines = self.attach()
+        for each in run.lineage():
+            deadlines.resume(each)
 
     # -- the questions -------------------------------------------------------------------------
 
@@ -335,6 +360,8 @@ class Guard:
                     "make one for each loop, or use it on one loop after the other"
                 )
             self._abandon()
+            # Those who had entered it there did not come to leave it.
+            self._users = 0
         self._loop = loop
         self._draining = False
         self._deadlines = Deadlines(loop, self._give_back, self._shutting_down)
@@ -369,11 +396,13 @@ class Guard:
             return
         self._draining = True
         self._slots.refuse_everybody()
+        is_over = True
         try:
-            await deadlines.drain(self._grace, _LAST_CALL)
+            is_over = await deadlines.drain(self._grace, _LAST_CALL)
         finally:
-            self._abandon()
-            self._draining = False
+            if is_over and not self._users:
+                self._abandon()
+                self._draining = False
 
     def _abandon(self) -> None:
         """Forget what still runs or waits; rate counts live on."""
@@ -387,3 +416,12 @@ class Guard:
             self._slots.detach()
             self._deadlines.abandon()
         self._loop = self._deadlines = None
+
+
+def _enforceable(throttle: Throttle | None) -> Throttle | None:
+    """A throttle without what this version cannot do: counts must not silently stay apart."""
+    if throttle is not None and throttle.storage is not None:
+        raise ConfigurationError(
+            "Throttle.storage: this version counts in the process only; leave it out (None)"
+        )
+    return throttle

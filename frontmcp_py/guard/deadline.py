@@ -56,22 +56,19 @@ class Deadlines:
         """Run the body right here."""
         self._track(run)
         run.task = asyncio.current_task(self._loop)
-        row = run.plan.row
         try:
             result = await run.body(run)
         except asyncio.CancelledError as error:
             return self._cancelled_here(run, error)
         except BaseException:
-            run.outcome = Outcome.FAILED
-            row.failed += 1
+            self._record(run, Outcome.FAILED)
             raise
         else:
             if getattr(result, "is_error", False):
-                run.outcome = Outcome.FAILED
-                row.failed += 1
-            else:
+                self._record(run, Outcome.FAILED)
+            elif run.outcome is None:
                 run.outcome = Outcome.COMPLETED
-                row.completed += 1
+                run.plan.row.completed += 1
             return result
         finally:
             run.has_ended = True
@@ -145,20 +142,31 @@ class Deadlines:
         if run.has_ended and not run.threads:
             self._let_go(run)
 
-    async def drain(self, grace: float, last_call: float) -> None:
-        """Wait for running work; after `grace` seconds answer, abort and cancel it, and wait a bit more."""
-        await self._until_idle(grace)
+    async def drain(self, grace: float, last_call: float) -> bool:
+        """Wait for running work; after `grace` seconds answer, abort and cancel it, and wait a bit more.
+
+        Returns:
+            Whether that is over; if not, it was recalled.
+        """
+        if await self._until_idle(grace):
+            return not self.running
         for run in list(self.running):
             if run.is_answered:
                 self._cancel(run)
             else:
                 self.end(run, Ending.SHUTDOWN)
-        await self._until_idle(last_call)
+        return not await self._until_idle(last_call) or not self.running
+
+    def recall(self) -> None:
+        """Drain no longer: running work goes on."""
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def abandon(self) -> None:
         """The loop is closing: whoever still works is no longer waited for."""
         self._timers.close()
         for run in list(self.running):
+            self._record(run, Outcome.CANCELLED)
             self._let_go(run)
 
     # -- parts ---------------------------------------------------------------------------------
@@ -222,12 +230,16 @@ class Deadlines:
             if self._idle is not None and not self.running and not self._idle.done():
                 self._idle.set_result(None)
 
-    async def _until_idle(self, seconds: float) -> None:
-        if self.running:
-            self._idle = self._loop.create_future()
-            try:
-                await asyncio.wait((self._idle,), timeout=seconds)
-            finally:
+    async def _until_idle(self, seconds: float) -> bool:
+        """Whether nothing runs any more within so many seconds, or whoever waits for that is recalled."""
+        if not self.running:
+            return True
+        idle = self._idle = self._loop.create_future()
+        try:
+            await asyncio.wait((idle,), timeout=seconds)
+            return idle.done()
+        finally:
+            if self._idle is idle:
                 self._idle = None
 
     def _due(self, run: Run) -> None:
@@ -276,6 +288,9 @@ class Deadlines:
             self._finish(run, Outcome.CANCELLED, None, None)
 
     def _record(self, run: Run, outcome: Outcome) -> None:
+        """How the call was answered; the first one stands."""
+        if run.outcome is not None:
+            return
         run.outcome = outcome
         row = run.plan.row
         if outcome is Outcome.COMPLETED:

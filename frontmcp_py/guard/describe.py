@@ -96,8 +96,8 @@ def _duration(milliseconds: float) -> str:
             count = int(milliseconds // size)
             return f"{count} {name}" if count == 1 else f"{count} {name}s"
     if milliseconds > 1000:
-        return f"{milliseconds / 1000:g} seconds"
-    return f"{milliseconds:g} milliseconds"
+        return f"{milliseconds / 1000:.12g} seconds"
+    return f"{milliseconds:.12g} milliseconds"
 
 
 def _rate_data(rate: RateLimit) -> dict[str, Any]:

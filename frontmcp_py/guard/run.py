@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -145,9 +145,11 @@ class Run(Claim):
 
     def holds(self, place: object) -> bool:
         """Whether it, or a run it was called from, holds a place there."""
+        return any(run.is_holding and (place in run.slots or place in run.pools) for run in self.lineage())
+
+    def lineage(self) -> Iterator[Run]:
+        """It, the run it was called from, and so on."""
         run: Run | None = self
         while run is not None:
-            if run.is_holding and (place in run.slots or place in run.pools):
-                return True
+            yield run
             run = run.parent
-        return False

@@ -64,6 +64,11 @@ class Slots:
         if self._timers is not None:
             self._timers.close()
 
+    @property
+    def called(self) -> int:
+        """Calls that hold their places, while their callers have not been back yet to begin."""
+        return len(self._called)
+
     def queue(self, run: Run) -> None:
         """A call that cannot start joins the queue.
 

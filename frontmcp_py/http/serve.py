@@ -38,7 +38,7 @@ def serve(app: ASGIApp, *, host: str, port: int, grace: float, log_level: str = 
             proxy_headers=False,
             timeout_graceful_shutdown=math.ceil(grace),
         )
-        # uvicorn says where it listens only when the socket is its own, and 0 stands for a port nobody knows yet.
+        # uvicorn says where it listens only when the socket is its own, and nobody knows what 0 stands for.
         logger.info("Listening on %s port %d", *listener.getsockname()[:2])
         uvicorn.Server(config).run(sockets=[listener])
 

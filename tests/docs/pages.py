@@ -51,12 +51,13 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page that is tested: README.md, CONTRIBUTING.md, the documentation and the examples' pages."""
+    """Every page that is tested: README.md, CONTRIBUTING.md, the documentation, examples and benchmarks."""
     found = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/**/*.md"),
+        *ROOT.glob("benchmarks/**/*.md"),
     ]
     return sorted(page for page in found if page.exists())
 
