@@ -146,14 +146,17 @@ class FrontMCP:
                 raise
             raise ConfigurationError(f"FrontMCP: {error}") from error
         self.mcp.custom_route("/healthz", ["GET"])(healthz(name))
-        for app in check_list(apps, "FrontMCP.apps", "App objects"):
+        apps = tuple(check_list(apps, "FrontMCP.apps", "App objects"))
+        for app in apps:
             if not isinstance(app, App):
                 raise not_allowed("FrontMCP.apps", app, "App objects")
             for declared in app.tools:
                 self.mcp.register(declared, f'app "{app.name}"')
-            app.serve(self.name, self.mcp)
         for each in as_tools(tools, "FrontMCP.tools"):
             self.mcp.register(each, "the server itself")
+        # Last, as it closes them: an app is not bound by a server that could not be built.
+        for app in apps:
+            app.serve(self.name, self.mcp)
 
     @overload
     def tool(self, fn: Callable[P, R], /) -> Tool[P, R]: ...

@@ -99,15 +99,13 @@ def test_only_who_runs_a_server_or_a_test_imports_what_that_needs(imported: set[
     assert not imported & {"frontmcp_py.testing", "frontmcp_py.http.serve"}
 
 
-def test_every_module_can_be_the_first_to_be_imported() -> None:
+def test_every_part_of_the_guard_can_be_the_first_to_be_imported() -> None:
+    # Other modules import downwards only, which import-linter sees to; those of one folder know each other.
     program = """
 import importlib, pathlib, sys
 
-root = pathlib.Path("frontmcp_py")
-for path in sorted(root.rglob("*.py")):
+for path in sorted(pathlib.Path("frontmcp_py/guard").glob("*.py")):
     name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-    if name.endswith("__main__"):
-        continue
     for known in [each for each in sys.modules if each.partition(".")[0] == "frontmcp_py"]:
         del sys.modules[known]
     importlib.import_module(name)

@@ -7,12 +7,11 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import pytest
 
-from tests.flow.wires import ALL, HTTP, Kind, Server, Servers, Wire, over, text
+from tests.flow.wires import ALL, HTTP, Kind, Server, Servers, Wire, http_client, over, text
 
-SIGNED_IN = [kind for kind in HTTP if kind.name in ("sse-2026", "sse-2025", "stateless-json-2025")]
+SIGNED_IN = [kind for kind in HTTP if kind.name in ("sse-2026", "sse-2025")]
 WITH_SESSIONS = [kind for kind in HTTP if not kind.is_modern and not kind.is_stateless]
 WITHOUT_SESSIONS = [kind for kind in HTTP if kind.is_modern or kind.is_stateless]
 
@@ -65,7 +64,7 @@ async def test_a_caller_is_what_the_server_could_verify(wire: Wire) -> None:
     assert caller["client_id"] is None
     assert caller["client_ip"] == ("127.0.0.1" if kind.transport == "http" else None)
     assert caller["transport"] == {"http": "streamable-http"}.get(kind.transport, kind.transport)
-    assert (caller["session_id"] is not None) == (kind in (*WITH_SESSIONS, ALL[-1]))
+    assert (caller["session_id"] is not None) == (kind in WITH_SESSIONS)
 
 
 @pytest.mark.parametrize("tool", ["hold_by_user_id", "hold_by_session", "hold_by_ip"])
@@ -101,7 +100,7 @@ async def test_a_session_header_that_nobody_checks_gives_no_fresh_budget(
 
 @pytest.mark.parametrize("kind", WITH_SESSIONS, ids=str)
 async def test_a_session_that_the_server_does_not_know_calls_nothing(servers: Servers, kind: Kind) -> None:
-    async with servers.of(kind).connect() as wire, httpx2.AsyncClient() as client:
+    async with servers.of(kind).connect() as wire, http_client() as client:
         await wire.call("restart")
         before = await wire.statistics()
         request = wire.http.call("restart", {}, 9999)
@@ -208,6 +207,6 @@ async def test_who_has_not_signed_in_calls_nothing(servers: Servers, kind: Kind)
             del request.headers["authorization"]
             if authorization is not None:
                 request.headers["authorization"] = authorization
-            async with httpx2.AsyncClient() as client:
+            async with http_client() as client:
                 assert (await client.send(request)).status_code == 401
         assert (await wire.statistics())["counts"] == before["counts"]

@@ -9,7 +9,9 @@ import mcp_types as types
 import pytest
 
 from tests.flow.program import MAX_RESULT_BYTES
-from tests.flow.wires import Wire, text
+from tests.flow.wires import ALL, IN_DEVELOPMENT, Wire, over, text
+
+pytestmark = over((*ALL, *IN_DEVELOPMENT))
 
 
 def told(result: types.CallToolResult) -> dict[str, object]:
