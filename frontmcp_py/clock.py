@@ -26,6 +26,10 @@ class SystemClock:
 
     __slots__ = ()
 
-    # The functions themselves, not methods around them: the wall is read for every call that is counted.
-    wall_ns = staticmethod(time.time_ns)
-    monotonic_ns = staticmethod(time.monotonic_ns)
+    def wall_ns(self) -> int:
+        """Nanoseconds since the Unix epoch (UTC)."""
+        return time.time_ns()
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of the machine's monotonic clock."""
+        return time.monotonic_ns()

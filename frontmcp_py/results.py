@@ -12,7 +12,7 @@ from mcp_types import CallToolResult, TextContent
 
 from frontmcp_py.errors import GuardError, InternalError, OutputLimit
 
-logger = logging.getLogger("frontmcp_py.server")
+logger: logging.Logger = logging.getLogger("frontmcp_py.server")
 
 # In JSON a character takes six bytes at most (as `\u0000`).
 _BYTES_PER_CHARACTER: Final = 6

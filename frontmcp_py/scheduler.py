@@ -53,7 +53,7 @@ class _Spot:
 
     def __init__(self) -> None:
         self.parked: list[tuple[int, int, _Group]] = []
-        self.groups = 0
+        self.groups: int = 0
 
 
 class Slot(_Spot):
@@ -70,11 +70,11 @@ class Slot(_Spot):
 
     def __init__(self, key: Hashable, capacity: int, *, lasting: bool = False) -> None:
         super().__init__()
-        self.key = key
-        self.capacity = capacity
-        self.held = 0
+        self.key: Hashable = key
+        self.capacity: int = capacity
+        self.held: int = 0
         self.first: Ticket | None = None
-        self.lasting = lasting
+        self.lasting: bool = lasting
         # Ordered dicts, not plain ones: taking from the front of a dict over and over is quadratic.
         self._control: OrderedDict[Ticket, None] | None = None
         self._normal: OrderedDict[Ticket, None] | None = None
@@ -151,11 +151,11 @@ class Pool:
     __slots__ = ("_control_door", "_normal_door", "capacity", "held", "held_normal", "name", "reserved")
 
     def __init__(self, name: str, capacity: int, reserved: int) -> None:
-        self.name = name
-        self.capacity = capacity
-        self.reserved = reserved
-        self.held = 0
-        self.held_normal = 0
+        self.name: str = name
+        self.capacity: int = capacity
+        self.reserved: int = reserved
+        self.held: int = 0
+        self.held_normal: int = 0
         self._control_door = _Door()
         self._normal_door = _Door()
 
@@ -189,12 +189,12 @@ class Ticket:
         control: bool = False,
         nested: bool = False,
     ) -> None:
-        self.slots = slots
-        self.pools = pools
-        self.control = control
+        self.slots: tuple[Slot, ...] = slots
+        self.pools: tuple[Pool, ...] = pools
+        self.control: bool = control
         self.rank: Rank = NESTED if nested else CONTROL if control else NORMAL
-        self.seq = 0
-        self.state = NEW
+        self.seq: int = 0
+        self.state: int = NEW
 
     @property
     def is_waiting(self) -> bool:
@@ -243,7 +243,7 @@ class Scheduler:
         self._groups: dict[tuple[object, ...], _Group] = {}
         self._stirred: list[_Spot] = []
         self._arrivals = 0
-        self.waiting = 0
+        self.waiting: int = 0
         """How many tickets wait, nested ones included."""
 
     def slot(self, key: Hashable, capacity: int, *, lasting: bool = False) -> Slot:

@@ -49,7 +49,7 @@ R = TypeVar("R")
 
 Lifespan = Callable[[MCPServer[Any]], AbstractAsyncContextManager[Any]]
 
-logger = logging.getLogger("frontmcp_py.server")
+logger: logging.Logger = logging.getLogger("frontmcp_py.server")
 
 # What FrontMCP itself says to `MCPServer`.
 _OWN_OPTIONS = ("name", "version", "instructions", "lifespan", "auth", "token_verifier")
@@ -109,7 +109,7 @@ class FrontMCP:
         max_result_bytes: int = DEFAULT_MAX_RESULT_BYTES,
         mcp_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = check_text(name, "FrontMCP.name")
+        self.name: str = check_text(name, "FrontMCP.name")
         self._grace = parse_duration(
             shutdown_grace,
             field="FrontMCP.shutdown_grace",
@@ -119,14 +119,14 @@ class FrontMCP:
         if lifespan is not None and not callable(lifespan):
             raise not_allowed("FrontMCP.lifespan", lifespan, "a function of the server, or None")
         self._lifespan = lifespan
-        self.guard = Guard(
+        self.guard: Guard = Guard(
             _throttle(throttle),
             worker_threads=check_count(worker_threads, "FrontMCP.worker_threads", *WORKER_THREADS_RANGE),
             shutdown_grace=self._grace,
         )
         options = _mcp_options(mcp_options)
         try:
-            self.mcp = GuardedServer(
+            self.mcp: GuardedServer = GuardedServer(
                 self.guard,
                 production=_production(production),
                 describe_limits=check_flag(describe_limits, "FrontMCP.describe_limits"),

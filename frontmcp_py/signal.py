@@ -29,7 +29,7 @@ from .errors import Cancelled
 
 __all__ = ["AbortSignal"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # The reason, and the traceback and the context it came with: each time it is raised, Python changes both.
 _Outcome: TypeAlias = tuple[Exception, TracebackType | None, BaseException | None]

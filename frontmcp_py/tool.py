@@ -86,7 +86,7 @@ class Tool(Generic[P, R]):
         describe_limits: bool | None = None,
     ) -> None:
         self.fn = fn
-        self.name = _name_of(fn) if name is None else name
+        self.name: str = _name_of(fn) if name is None else name
         with naming(f'tool "{self.name}"'):
             _check_optional("title", title, str, "text")
             _check_optional("description", description, str, "text")
@@ -96,16 +96,16 @@ class Tool(Generic[P, R]):
             _check_optional("structured_output", structured_output, bool, "True or False")
             _check_optional("describe_limits", describe_limits, bool, "True or False")
         self.title = title
-        self.description = (
+        self.description: str = (
             (inspect.getdoc(_without_partial(fn)) or "") if description is None else description
         )
         self.annotations = annotations
-        self.icons = list(icons) if icons is not None else None
-        self.meta = dict(meta) if meta is not None else None
+        self.icons: list[Icon] | None = list(icons) if icons is not None else None
+        self.meta: dict[str, Any] | None = dict(meta) if meta is not None else None
         self.structured_output = structured_output
-        self.policy = policy or Policy()
+        self.policy: Policy = policy or Policy()
         self.describe_limits = describe_limits
-        self.is_async = is_async(fn)
+        self.is_async: bool = is_async(fn)
         functools.update_wrapper(self, fn, updated=())
         self._check()
 

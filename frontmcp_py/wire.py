@@ -53,7 +53,7 @@ from frontmcp_py.policy import Policy
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.tool import Tool, is_async
 
-logger = logging.getLogger("frontmcp_py.server")
+logger: logging.Logger = logging.getLogger("frontmcp_py.server")
 
 ResultT = TypeVar("ResultT", bound=BaseModel)
 

@@ -54,7 +54,7 @@ from .threads import in_thread
 
 __all__ = ["Counts", "Guard", "Limits", "Plan", "Run", "Statistics"]
 
-logger = logging.getLogger("frontmcp_py.guard")
+logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
 ResultT = TypeVar("ResultT")
 
@@ -91,7 +91,8 @@ class Guard:
         shutdown_grace: Duration = DEFAULT_SHUTDOWN_GRACE,
         clock: Clock | None = None,
     ) -> None:
-        throttle = self.throttle = _enforceable(Throttle.of(throttle, "Guard.throttle"))
+        self.throttle: Throttle | None = _enforceable(Throttle.of(throttle, "Guard.throttle"))
+        throttle = self.throttle
         check_count(worker_threads, "Guard.worker_threads", *WORKER_THREADS_RANGE)
         low, high = SHUTDOWN_GRACE_RANGE
         self._grace = parse_duration(shutdown_grace, field="Guard.shutdown_grace", low=low, high=high)

@@ -21,7 +21,7 @@ from frontmcp_py.errors import Cancelled, ExecutionTimeout, GuardError
 from .run import Ending, Outcome, Run
 from .timers import Timers
 
-logger = logging.getLogger("frontmcp_py.guard")
+logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
 
 class CancelledItself(RuntimeError):
@@ -49,7 +49,7 @@ class Deadlines:
         self._timers: Timers[Run] = Timers(loop, self._due)
         self.running: dict[Run, None] = {}
         """The calls whose work has not ended."""
-        self.peak_active = 0
+        self.peak_active: int = 0
         self._idle: asyncio.Future[None] | None = None
 
     async def in_callers_task(self, run: Run) -> Any:

@@ -33,15 +33,15 @@ class Row:
     )
 
     def __init__(self) -> None:
-        self.submitted = 0
-        self.refused_on_arrival = 0
-        self.started = 0
-        self.completed = 0
-        self.failed = 0
-        self.timed_out = 0
-        self.cancelled = 0
-        self.cancelled_waiting = 0
-        self.would_wait = 0
+        self.submitted: int = 0
+        self.refused_on_arrival: int = 0
+        self.started: int = 0
+        self.completed: int = 0
+        self.failed: int = 0
+        self.timed_out: int = 0
+        self.cancelled: int = 0
+        self.cancelled_waiting: int = 0
+        self.would_wait: int = 0
         self.rejected: Counter[str] = Counter()
         self.would_reject: Counter[str] = Counter()
 

@@ -19,7 +19,7 @@ from frontmcp_py.call import Call, Caller
 from frontmcp_py.errors import PartitionError
 from frontmcp_py.policy import LONGEST_SUBJECT, PartitionBy
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 EVERYBODY: Final = ""
 ANONYMOUS: Final = "anonymous"

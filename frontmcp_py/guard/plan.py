@@ -78,9 +78,9 @@ class BoundSlot:
     def __init__(
         self, limit: Concurrency, name: tuple[object, ...], scope: str, scheduler: Scheduler
     ) -> None:
-        self.limit = limit
-        self.name = name
-        self.scope = scope
+        self.limit: Concurrency = limit
+        self.name: tuple[object, ...] = name
+        self.scope: str = scope
         self.everybody: Slot | None = None
         if limit.partition_by == "global":
             self.everybody = scheduler.slot((*name, EVERYBODY), limit.max_concurrent, lasting=True)
@@ -133,17 +133,17 @@ class Plan:
         cancels: bool,
         row: Row,
     ) -> None:
-        self.tool = tool
-        self.rates = rates
-        self.slots = slots
-        self.pools = pools
-        self.control = control
-        self.cancels = cancels
-        self.row = row
-        self.nested = self
-        self.timeout_s = timeout.execute if timeout else None
-        self.cancel_after_s = timeout.cancel_after if timeout else None
-        self.everybody = _for_everybody(rates, slots)
+        self.tool: str = tool
+        self.rates: tuple[BoundRate, ...] = rates
+        self.slots: tuple[BoundSlot, ...] = slots
+        self.pools: tuple[Pool, ...] = pools
+        self.control: bool = control
+        self.cancels: bool = cancels
+        self.row: Row = row
+        self.nested: Plan = self
+        self.timeout_s: float | None = timeout.execute if timeout else None
+        self.cancel_after_s: float | None = timeout.cancel_after if timeout else None
+        self.everybody: Needs | None = _for_everybody(rates, slots)
 
     def needs(self, call: Call, scheduler: Scheduler) -> Needs:
         """The counts and the slots of one call; where nothing is partitioned, `everybody` holds them.
@@ -195,7 +195,7 @@ class Plans:
         self._threads = threads
         self._declared: dict[str, list[tuple[str, Concurrency]]] = {}
         self._global_rates: tuple[BoundRate, ...] | None = None
-        self.enforces = throttle is None or throttle.enabled
+        self.enforces: bool = throttle is None or throttle.enabled
 
     def make(self, tool: str, policy: Policy, *, threads: bool, cancels: bool, row: Row) -> Plan:
         """Bind a tool's limits.

@@ -27,12 +27,12 @@ class BoundRate:
     __slots__ = ("_prefix", "everybody", "limit", "most", "overflow", "scope", "windows")
 
     def __init__(self, limit: RateLimit, owner: str | None, nth: int, counts: WindowCounts) -> None:
-        self.limit = limit
+        self.limit: RateLimit = limit
         self.scope = "global" if owner is None else "tool"
         place = "global" if owner is None else f"tool:{escape(owner)}"
         self._prefix = f"{place}|{limit.label}.{nth}|"
-        self.overflow = f"{self._prefix}overflow"
-        self.most = limit.max_requests
+        self.overflow: str = f"{self._prefix}overflow"
+        self.most: int = limit.max_requests
         self.windows: Windows = counts.windows(limit.strategy, limit.window_ms * _MILLISECOND_NS)
         self.everybody: str | None = self._prefix + EVERYBODY if limit.partition_by == "global" else None
         """The one key of a limit that is not partitioned."""

@@ -8,7 +8,7 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from frontmcp_py.call import Call
-from frontmcp_py.scheduler import CONTROL, NESTED, NEW, NORMAL, Slot
+from frontmcp_py.scheduler import CONTROL, NESTED, NEW, NORMAL, Pool, Rank, Slot
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.storage import Claim, RateRule
 
@@ -92,29 +92,29 @@ class Run(Claim):
         # Made for every call: what the base classes would set is set here, without two calls more.
         self.rates = rates
         self.slots = slots
-        self.pools = plan.pools
-        self.control = control = plan.control
-        self.rank = NESTED if parent is not None else CONTROL if control else NORMAL
+        self.pools: tuple[Pool, ...] = plan.pools
+        self.control: bool = plan.control
+        self.rank: Rank = NESTED if parent is not None else CONTROL if plan.control else NORMAL
         self.seq = 0
         self.state = NEW
-        self.plan = plan
-        self.call = call
-        self.body = body
-        self.parent = parent
+        self.plan: Plan = plan
+        self.call: Call = call
+        self.body: Body = body
+        self.parent: Run | None = parent
         self.turn: asyncio.Future[None] | None = None
         self.waits_on: BoundSlot | None = None
         self.answer: asyncio.Future[Any] | None = None
         self.task: asyncio.Task[Any] | None = None
         self.outcome: Outcome | None = None
         self.ending: Ending | None = None
-        self.threads = 0
-        self.has_ended = False
-        self.was_cancelled = False
+        self.threads: int = 0
+        self.has_ended: bool = False
+        self.was_cancelled: bool = False
         self.shadow: Claim | None = None
         self._signal: AbortSignal | None = None
         self.reason: Exception | None = None
-        self.questions = 0
-        self.time_left = 0.0
+        self.questions: int = 0
+        self.time_left: float = 0.0
         self.killer: asyncio.TimerHandle | None = None
 
     @property

@@ -20,7 +20,7 @@ from .rates import too_often
 from .run import Run
 from .timers import Timers
 
-logger = logging.getLogger("frontmcp_py.guard")
+logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
 
 class Slots:
@@ -48,7 +48,7 @@ class Slots:
         self._waiting: dict[Run, float] = {}
         # Whose turn has come, while their callers have not been back yet to begin.
         self._called: dict[Run, None] = {}
-        self.peak_waiting = 0
+        self.peak_waiting: int = 0
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on calls wait on this loop."""

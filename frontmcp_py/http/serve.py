@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from frontmcp_py.errors import ConfigurationError
 
 # What is said about serving is said in one voice.
-logger = logging.getLogger("uvicorn.error")
+logger: logging.Logger = logging.getLogger("uvicorn.error")
 
 
 def serve(app: ASGIApp, *, host: str, port: int, grace: float, log_level: str = "info") -> None:

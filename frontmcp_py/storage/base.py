@@ -85,8 +85,8 @@ class Claim(Ticket):
         nested: bool = False,
     ) -> None:
         super().__init__(slots, pools, control=control, nested=nested)
-        self.rates = rates
-        self.counted_ns = 0
+        self.rates: Sequence[tuple[RateRule, str]] = rates
+        self.counted_ns: int = 0
 
     @property
     def is_gone(self) -> bool:

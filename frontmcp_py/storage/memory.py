@@ -39,8 +39,9 @@ class FixedWindows:
 
     def __init__(self, everything: WindowCounts, window_ns: int) -> None:
         self._all = everything
-        self.window_ns = window_ns
-        self.begin_ns = self.end_ns = 0
+        self.window_ns: int = window_ns
+        self.begin_ns: int = 0
+        self.end_ns: int = 0
         self.counts: dict[str, int] = {}
 
     def turn(self, now_ns: int) -> None:
@@ -112,8 +113,9 @@ class SlidingWindows:
 
     def __init__(self, everything: WindowCounts, window_ns: int) -> None:
         self._all = everything
-        self.window_ns = window_ns
-        self.begin_ns = self.end_ns = 0
+        self.window_ns: int = window_ns
+        self.begin_ns: int = 0
+        self.end_ns: int = 0
         self.counts: dict[str, int] = {}
         self.previous: dict[str, int] = {}
 
@@ -203,7 +205,7 @@ class MovingWindows:
 
     def __init__(self, everything: WindowCounts, window_ns: int) -> None:
         self._all = everything
-        self.window_ns = window_ns
+        self.window_ns: int = window_ns
         # In order of the latest call, so that what has expired stands in front.
         self.log: OrderedDict[str, deque[int]] = OrderedDict()
 
@@ -282,15 +284,15 @@ class WindowCounts(LimitsStorage, MovingWindowSupport, SlidingWindowCounterSuppo
         max_keys: How many subjects may be held; beyond it new ones share one count per limit.
     """
 
-    STORAGE_SCHEME = None
+    STORAGE_SCHEME: list[str] | None = None
 
     def __init__(self, clock: Clock, max_keys: int = MAX_KEYS) -> None:
         super().__init__()
         self.clock = clock
         self.max_keys = max_keys
-        self.held = 0
+        self.held: int = 0
         """How many counts are held."""
-        self.due_ns = _NEVER
+        self.due_ns: int = _NEVER
         """The wall's time at which there is something to free."""
         self._fixed: dict[int, FixedWindows] = {}
         self._sliding: dict[int, SlidingWindows] = {}
@@ -429,11 +431,11 @@ class MemoryStorage:
     """Rates and slots of one process: a decision is one synchronous step."""
 
     def __init__(self, clock: Clock, max_keys: int = MAX_KEYS) -> None:
-        self.clock = clock
-        self.counts = WindowCounts(clock, max_keys)
-        self.scheduler = scheduler = Scheduler()
+        self.clock: Clock = clock
+        self.counts: WindowCounts = WindowCounts(clock, max_keys)
+        self.scheduler: Scheduler = Scheduler()
         # Straight to the scheduler, on the way of every call.
-        self.release: Callable[[Claim], None] = scheduler.release
+        self.release: Callable[[Claim], None] = self.scheduler.release
 
     def use_clock(self, clock: Clock) -> None:
         """Tell the time by `clock` from now on."""

@@ -44,15 +44,10 @@ async def desk(open_desk: Callable[..., Desk]) -> Desk:
     return open_desk()
 
 
-@pytest.fixture(scope="package", autouse=True)
-def quick_collections() -> None:
-    """What has been imported is no garbage, and need not be looked at again and again."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True)
 def nothing_unretrieved() -> Iterator[None]:
     """An error that nobody has asked for, or a task that nobody has waited for, is reported here."""
     yield
     gc.collect()
+    # What is left (modules, validators, caches) stays, and need not be looked at after each of the other tests.
+    gc.freeze()
