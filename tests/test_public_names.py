@@ -97,18 +97,3 @@ def test_no_extra_and_nothing_of_a_test_framework_comes_with_it(imported: set[st
 
 def test_only_who_runs_a_server_or_a_test_imports_what_that_needs(imported: set[str]) -> None:
     assert not imported & {"frontmcp_py.testing", "frontmcp_py.http.serve"}
-
-
-def test_every_part_of_the_guard_can_be_the_first_to_be_imported() -> None:
-    # Other modules import downwards only, which import-linter sees to; those of one folder know each other.
-    program = """
-import importlib, pathlib, sys
-
-for path in sorted(pathlib.Path("frontmcp_py/guard").glob("*.py")):
-    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-    for known in [each for each in sys.modules if each.partition(".")[0] == "frontmcp_py"]:
-        del sys.modules[known]
-    importlib.import_module(name)
-    print(name)
-"""
-    assert "frontmcp_py.guard.slots" in in_a_fresh_interpreter(program).split()

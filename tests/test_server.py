@@ -166,6 +166,17 @@ async def test_an_sdk_tool_gets_globals_defaults_and_admission() -> None:
     assert isinstance(await server.mcp.call_tool("theirs", {}), CallToolResult)
 
 
+async def test_the_sdks_own_way_to_call_a_tool_passes_the_guard_by() -> None:
+    limits: Any = {"rate_limit": "1/hour", "concurrency": 1}
+    server = FrontMCP("front", tools=[tool(**limits)(nothing), tool(**limits)(plain)])
+    for name, text in (("nothing", "done"), ("plain", "plain")):
+        for _ in range(3):
+            result = await server.mcp.call_tool(name, {})
+            assert isinstance(result, CallToolResult)
+            assert text_of(result) == text
+    assert server.guard.statistics().counts.submitted == 0
+
+
 async def test_a_tool_can_be_taken_away_and_given_back() -> None:
     server = FrontMCP("front", tools=[tool(concurrency=1)(nothing)])
     server.mcp.remove_tool("nothing")
@@ -561,6 +572,17 @@ async def test_with_the_throttle_off_own_timeouts_stay(
         assert (meta_of(timed)["code"], now()) == ("EXECUTION_TIMEOUT", 5)
         seen = {each.name: each.meta for each in (await client.list_tools()).tools}
     assert seen == {"quick": None, "slow": {"frontmcp/limits": {"timeoutMs": 3000}}}
+
+
+async def test_with_the_throttle_off_a_result_may_still_be_too_large_and_arguments_invalid() -> None:
+    server = FrontMCP("front", throttle=False, max_result_bytes=1024)
+
+    @server.tool
+    async def much(characters: int) -> str:
+        return "x" * characters
+
+    assert meta_of(await call(server, "much", {"characters": 5000}))["code"] == "OUTPUT_LIMIT"
+    assert (await call(server, "much", {"characters": "many"})).is_error
 
 
 def test_bad_values_are_refused_also_while_the_throttle_is_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,12 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import unquote
 
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver.resolve import Elicit, Resolve
 from pydantic import AnyHttpUrl, BaseModel
 
 from frontmcp_py import (
@@ -362,11 +363,20 @@ def _late(app: App, cases: Cases) -> None:
             await ask(case, ctx)
         return str(answer.action)
 
+    @app.tool(concurrency=slot)
+    async def book(case: str, answer: Annotated[Answer, Resolve(confirmation)]) -> str:
+        return f"really: {answer.really}"
+
 
 class Answer(BaseModel):
     """What a person is asked for."""
 
     really: bool
+
+
+async def confirmation(case: str) -> Elicit[Answer]:
+    """Asks before the tool runs, in whichever way the protocol has for it."""
+    return Elicit("Really?", Answer)
 
 
 def _failing(app: App, cases: Cases) -> None:

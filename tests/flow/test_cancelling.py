@@ -134,6 +134,17 @@ async def test_a_running_call_whose_caller_gives_up(wire: Wire, case: str, tool:
     assert after == before + notices(wire.kind, GIVES_UP)
 
 
+@over([kind for kind in ALL if notices(kind, GIVES_UP)])
+async def test_a_call_that_a_cancelled_call_has_made(wire: Wire, case: str) -> None:
+    inner = f"{case}-inner"
+    call = wire.start("delegate", case=case, tool="read", arguments={"case": inner})
+    await wire.said(inner, "started")
+    await give_up(call)
+    # The outer tool is told and may finish; the inner one changes nothing.
+    await assert_cancelled(wire, inner, "read")
+    await assert_its_slot_is_free(wire, case)
+
+
 async def test_a_running_call_whose_client_has_waited_long_enough(wire: Wire, case: str) -> None:
     cases = await start_and_time_out(wire, case, ("read", "change"))
     for tool, its_case in cases.items():

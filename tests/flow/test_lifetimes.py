@@ -14,7 +14,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 
-from frontmcp_py import Concurrency, FrontMCP, RateLimit, Timeout, ToolContext
+from frontmcp_py import Admission, Concurrency, FrontMCP, RateLimit, Throttle, Timeout, ToolContext
 from frontmcp_py.testing import settle, virtual_time
 from tests.flow.wires import text
 
@@ -194,6 +194,28 @@ def _everything(error: BaseException) -> str:
     """What an error says, and all those that it stands for."""
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return " ".join([str(error), *(_everything(each) for each in inner)])
+
+
+@both_modes
+@virtual_time
+async def test_a_call_that_waits_too_long_for_a_place_is_told_how_full_the_server_is(mode: Mode) -> None:
+    server = FrontMCP("life", throttle=Throttle(admission=Admission(2, 1, max_queued=2, queue_timeout=0.3)))
+
+    @server.tool
+    async def take(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "taken"
+
+    async with server.connect(mode=mode) as client:
+        calls = [asyncio.create_task(client.call_tool("take", {"seconds": 5})) for _ in range(3)]
+        answers = await asyncio.gather(*calls)
+    assert [text(answer) for answer in answers] == [
+        "taken",
+        "Server overloaded: waited 300ms for a place (1 calls running, 2 waiting). Try again shortly.",
+        "Server overloaded: waited 300ms for a place (1 calls running, 1 waiting). Try again shortly.",
+    ]
+    assert [code(answer) for answer in answers] == [None, "OVERLOADED", "OVERLOADED"]
+    assert left(server) == (0, 0, 0, 0)
 
 
 # ---------------------------------------------------------------------------- connection after connection

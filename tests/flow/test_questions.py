@@ -1,4 +1,4 @@
-"""A tool that asks its client something: on connections of 2025-11-25 it waits for the answer as it runs."""
+"""A tool that asks its client something. On connections of 2025-11-25 it waits for the answer as it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from tests.flow.wires import ALL, SOON, Wire, over, text
 with_a_back_channel = over([kind for kind in ALL if kind.has_back_channel])
 
 YES = types.ElicitResult(action="accept", content={"really": True})
+
+
+either_way = over([kind for kind in ALL if kind.has_back_channel or kind.is_modern])
 
 
 class Person:
@@ -85,3 +88,13 @@ async def test_a_nested_question_stops_the_clocks_of_its_callers_too(wire: Wire,
     assert not call.done()
     person.answers.set()
     assert text(await call) == "accept"
+
+
+@either_way
+async def test_a_question_that_comes_before_the_tool_is_asked_in_the_way_of_the_protocol(
+    wire: Wire, case: str
+) -> None:
+    wire.answer = person = Person()
+    person.answers.set()
+    assert text(await wire.call("book", case=case)) == "really: True"
+    assert person.is_asked.is_set()

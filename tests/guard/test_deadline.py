@@ -231,6 +231,24 @@ async def test_guard_run_aborts_only_unless_told_otherwise() -> None:
 
 
 @virtual_time
+async def test_only_a_body_that_nothing_but_its_caller_could_end_runs_in_its_callers_task() -> None:
+    guard = new_guard()
+
+    async def body() -> object:
+        return asyncio.current_task()
+
+    async def listening(signal: AbortSignal) -> object:
+        return asyncio.current_task()
+
+    mine, cancels = asyncio.current_task(), Policy(on_cancel="cancel")
+    assert await guard.run(Call("x"), cancels, body) is mine
+    for policy in (FREE, Policy(timeout=5, on_cancel="cancel")):
+        assert await guard.run(Call("x"), policy, body) is not mine
+    assert await guard.run(Call("x"), cancels, listening) is not mine
+    assert await guard.run(Call("x"), cancels, body, AbortSignal()) is not mine
+
+
+@virtual_time
 async def test_a_body_in_its_callers_task_is_cancelled_with_it() -> None:
     guard = new_guard()
     held = await hold(guard, "x", Policy(concurrency=1, on_cancel="cancel"))

@@ -154,6 +154,31 @@ async def test_who_comes_and_goes_in_between_ends_nothing() -> None:
         await held.end()
 
 
+@pytest.mark.parametrize("comes_after", [1, 3.25])
+@virtual_time
+async def test_who_comes_while_it_closes_calls_that_off(comes_after: float) -> None:
+    guard = new_guard(shutdown_grace=3)
+    await guard.__aenter__()
+    held = await hold(guard, "x", MUTEX, stubborn=True)
+    closing = asyncio.create_task(guard.__aexit__(None, None, None))
+    await asyncio.sleep(comes_after)
+    assert await code_of(once(guard)) == "OVERLOADED"
+    async with guard:
+        assert await code_of(once(guard)) == "ok"
+        await asyncio.sleep(10)
+        await closing
+        # What runs goes on, and keeps its slot.
+        assert held.runs
+        assert held.was_cancelled == (comes_after > 3)
+        assert (
+            await code_of(once(guard, "x", Policy(concurrency=Concurrency(1, key="x"))))
+            == "CONCURRENCY_LIMIT"
+        )
+        held.let_go()
+        await settle()
+        assert await code_of(once(guard, "x", MUTEX)) == "ok"
+
+
 @virtual_time
 async def test_after_its_end_it_can_be_used_again_on_the_same_loop() -> None:
     guard = new_guard(shutdown_grace=1)

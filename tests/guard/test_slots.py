@@ -321,6 +321,18 @@ async def test_a_kept_place_is_no_room() -> None:
 
 
 @virtual_time
+async def test_control_does_not_take_the_place_that_another_control_call_keeps() -> None:
+    guard = new_guard()
+    slots = [Concurrency(1, key="a", queue_timeout=9), Concurrency(1, key="b", queue_timeout=9)]
+    holds_a = await hold(guard, "a", named("a"))
+    first = await hold(guard, "x", Policy(concurrency=slots, priority="control"))
+    for newcomer in (Policy(concurrency=Concurrency(1, key="b"), priority="control"), named("b")):
+        assert await code_of(once(guard, f"b-{newcomer.priority}", newcomer)) == "CONCURRENCY_LIMIT"
+    await holds_a.end()
+    await first.end()
+
+
+@virtual_time
 async def test_only_the_first_of_a_line_keeps_a_place_there() -> None:
     guard = new_guard()
     roomy = Concurrency(3, key="roomy", queue_timeout=9)

@@ -108,7 +108,7 @@ async def test_the_work_never_runs_on_the_event_loops_thread() -> None:
     [
         Throttle(admission=Admission(max_active=200, reserved=8, max_queued=99)),
         Throttle(admission=None),
-        Throttle(enabled=False),
+        Throttle(enabled=False, admission=Admission(max_active=9, reserved=3)),
     ],
     ids=["admission", "no admission", "off"],
 )
