@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.policy import names_options, not_allowed
@@ -60,11 +60,15 @@ class App:
 
     def resource(self, uri: str, **options: Any) -> Callable[[CallableT], CallableT]:
         """A resource, with the options and the meaning of the SDK. Resources are not limited."""
+        if not isinstance(uri, str):
+            raise TypeError("@app.resource needs the resource's URI: @app.resource('data://tickets')")
         return self._register("resource", lambda mcp: mcp.resource(uri, **options))
 
-    def prompt(self, **options: Any) -> Callable[[CallableT], CallableT]:
+    def prompt(self, name: str | None = None, **options: Any) -> Callable[[CallableT], CallableT]:
         """A prompt, with the options and the meaning of the SDK. Prompts are not limited."""
-        return self._register("prompt", lambda mcp: mcp.prompt(**options))
+        if name is not None and not isinstance(name, str):
+            raise TypeError("@app.prompt is called, as in the SDK: @app.prompt()")
+        return self._register("prompt", lambda mcp: mcp.prompt(name, **options))
 
     def serve(self, server: str, mcp: MCPServer[Any]) -> None:
         """Hand resources and prompts to a server that is being built; from now on the app is closed."""
@@ -100,9 +104,7 @@ def as_tools(values: Iterable[Tool[..., Any] | Callable[..., Any]], field: str) 
     """
     made: list[Tool[..., Any]] = []
     for each in check_list(values, field, "tools and functions"):
-        if isinstance(each, Tool):
-            made.append(cast("Tool[..., Any]", each))
-        elif callable(each):
+        if callable(each):
             made.append(tool(each))
         else:
             raise not_allowed(field, each, "tools and functions")

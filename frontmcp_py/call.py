@@ -21,7 +21,7 @@ class Caller:
     """The session, if the server itself handed out or checked its id; never a header taken on trust."""
 
     client_ip: str | None = None
-    """The client's address: the socket's peer, or what trusted proxies say about it."""
+    """The client's address: the socket's peer."""
 
     transport: str = "in-process"
     """How the call came in, such as `stdio`, `streamable-http` or `in-process`."""

@@ -106,12 +106,6 @@ MAX_RESULT_BYTES_RANGE: Final = (1024, 1024**3)
 DEFAULT_MAX_RESULT_BYTES: Final = 6 * 1024**2
 """Bytes of a result unless told otherwise: far more than a model reads."""
 
-QUESTION_TIMEOUT_RANGE: Final = (1.0, _DAY)
-"""Seconds that slots are kept for a call whose user is asked something."""
-
-DEFAULT_QUESTION_TIMEOUT: Final = 300.0
-"""Seconds for an answer unless told otherwise: somebody has to read the question and think."""
-
 DEFAULT_QUEUE_TIMEOUT: Final = 30.0
 """Seconds of waiting for a place unless told otherwise, and for what else is held up (worker threads, nested
 calls) where admission is off: well within the minute that common clients wait."""

@@ -27,7 +27,7 @@ release costs the same with a hundred of them or ten thousand.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from typing import Final, Literal
 
@@ -455,8 +455,3 @@ class Scheduler:
 def _is_live(entry: tuple[int, int, _Group], spot: _Spot) -> bool:
     _, seq, group = entry
     return group.spot is spot and group.head.seq == seq
-
-
-def unique(slots: Sequence[Slot]) -> tuple[Slot, ...]:
-    """The slots in order, each once: a call never needs two places in one slot."""
-    return tuple(dict.fromkeys(slots))

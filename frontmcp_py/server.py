@@ -213,9 +213,13 @@ class FrontMCP:
 
         Raises:
             SystemExit: The address cannot be listened on; the message says why.
-            ConfigurationError: There is no such transport.
+            ConfigurationError: There is no such transport, or it does not take an option.
         """
         if transport == "stdio":
+            if http or (host, port) != ("127.0.0.1", 8000):
+                raise ConfigurationError(
+                    'host, port and HTTP options are for run("http", ...), not for stdio'
+                )
             self.mcp.local_transport = "stdio"
             try:
                 anyio.run(self.mcp.run_stdio_async)
@@ -224,6 +228,8 @@ class FrontMCP:
         elif transport == "http":
             from frontmcp_py.http.serve import serve
 
+            check_text(host, "host")
+            check_count(port, "port", 0, 65_535)
             app = self.http_app(host=host, **http)
             log_level = self.mcp.settings.log_level.lower()
             try:
@@ -236,14 +242,8 @@ class FrontMCP:
     @contextlib.asynccontextmanager
     async def _alive(self, mcp: MCPServer[Any]) -> AsyncGenerator[Any, None]:
         """The SDK's lifespan: the author's, with the guard inside, so that running work ends before it."""
-        async with (self._lifespan or _no_lifespan)(mcp) as state:
-            await self.guard.__aenter__()
-            try:
-                yield state
-            finally:
-                # The connection is closing, perhaps by being cancelled: running work still gets its grace.
-                with anyio.CancelScope(shield=True):
-                    await self.guard.__aexit__(None, None, None)
+        async with (self._lifespan or _no_lifespan)(mcp) as state, self.guard:
+            yield state
 
 
 @contextlib.asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from mcp_types import Icon, ToolAnnotations
@@ -237,8 +238,23 @@ def tool(
         TypeError: There is no such option; the nearest one is named.
     """
     hints = (read_only, destructive, idempotent, open_world)
+    plain = (name, title, description, *hints, annotations, icons, meta, structured_output, describe_limits)
+    limits = (rate_limit, concurrency, timeout, on_cancel)
+    says_something = (
+        any(each is not None for each in plain)
+        or any(each is not UNSET for each in limits)
+        or priority != "normal"
+    )
 
     def make(function: Callable[..., Any]) -> Tool[..., Any]:
+        made = made_already(function)
+        if made is not None:
+            if says_something:
+                raise ConfigurationError(
+                    f'tool "{made.name}": it is a tool already, with options of its own; '
+                    "give them all in one place"
+                )
+            return made
         if not callable(function):
             raise TypeError(
                 f"tool() decorates a function, not {function!r}; give options by name: tool(name=...)"
@@ -277,6 +293,15 @@ def _annotations(hints: tuple[bool | None, ...], whole: ToolAnnotations | None) 
         idempotent_hint=idempotent,
         open_world_hint=open_world,
     )
+
+
+def made_already(value: object) -> Tool[..., Any] | None:
+    """The tool that `value` is: itself, or a tool of a class behind `@classmethod`."""
+    if isinstance(value, MethodType):
+        behind: object = value.__func__
+        if isinstance(behind, Tool):
+            value = cast("Tool[..., Any]", behind).__get__(value.__self__)
+    return cast("Tool[..., Any]", value) if isinstance(value, Tool) else None
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

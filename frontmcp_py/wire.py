@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import anyio.to_thread
@@ -51,7 +52,7 @@ from frontmcp_py.guard.describe import META_KEY, as_data, describe
 from frontmcp_py.identity import caller_of
 from frontmcp_py.policy import Policy
 from frontmcp_py.signal import AbortSignal
-from frontmcp_py.tool import Tool, is_async
+from frontmcp_py.tool import Tool, is_async, made_already
 
 logger: logging.Logger = logging.getLogger("frontmcp_py.server")
 
@@ -162,12 +163,15 @@ class GuardedServer(MCPServer[Any]):
         structured_output: bool | None = None,
     ) -> None:
         """Serve a tool of the SDK's own kind: the globals, the defaults and admission apply to it."""
+        tool = made_already(fn)
+        if tool is not None:
+            return self.register(tool, "server.mcp")
         known_as = name or fn.__name__
         policy = Policy()
         self._enter_foreign(known_as, fn, annotations, is_async=is_async(fn))
         try:
             super().add_tool(
-                fn,
+                fn if is_async(fn) else _threaded(fn, known_as),
                 name=name,
                 title=title,
                 description=self._description(
@@ -246,8 +250,10 @@ class GuardedServer(MCPServer[Any]):
                 answer = results.of_exception(name, error, production=self._production)
             return results.within(answer, name, self.max_result_bytes)
 
+        # A parent whose work has ended holds nothing that others wait for: then it is a call like any other.
+        within = None if parent.has_ended else parent
         try:
-            answer = await self.guard.call(entry.plan, call, body, signal=parent.signal, parent=parent)
+            answer = await self.guard.call(entry.plan, call, body, signal=parent.signal, parent=within)
         except Exception as error:
             return self.answer_to(name, error)
         if isinstance(answer, CallToolResult):
@@ -275,6 +281,8 @@ class GuardedServer(MCPServer[Any]):
         policy = Policy()
         return tool.model_copy(
             update={
+                "fn": tool.fn if tool.is_async else _threaded(tool.fn, tool.name),
+                "is_async": True,
                 "description": self._description(tool.description, policy, self._describe_limits),
                 "meta": self._meta(tool.meta, policy, self._describe_limits),
             }
@@ -284,7 +292,7 @@ class GuardedServer(MCPServer[Any]):
         self, name: str, fn: Callable[..., Any], annotations: ToolAnnotations | None, *, is_async: bool
     ) -> None:
         reads = is_async and bool(annotations and annotations.read_only_hint)
-        self._enter(name, "server.mcp", Policy(), fn, threads=False, cancels=reads, inline=reads)
+        self._enter(name, "server.mcp", Policy(), fn, threads=not is_async, cancels=reads, inline=reads)
 
     def _enter(
         self,
@@ -345,7 +353,9 @@ class _Guarding(Extension):
             guard.count_unknown()
             return await call_next(ctx)
         caller = caller_of(ctx, server.local_transport) if entry.needs_caller else _NOBODY
-        call = Call(name, params.arguments or {}, caller)
+        # A partition function looks at the arguments; it must not change what the tool is given.
+        arguments = params.arguments or {}
+        call = Call(name, MappingProxyType(arguments) if entry.needs_caller else arguments, caller)
 
         if entry.is_bare:
 
@@ -451,21 +461,35 @@ def _callable_of(tool: Tool[..., Any]) -> Callable[..., Any]:
     if tool.is_async and inspect.iscoroutinefunction(fn):
         return fn
 
-    if tool.is_async:
+    if not tool.is_async:
+        return _threaded(fn, tool.name)
 
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return await fn(*args, **kwargs)
-
-    else:
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            work = functools.partial(fn, *args, **kwargs)
-            current = _RUN.get()
-            if current is None:
-                return await anyio.to_thread.run_sync(work)
-            guard, run = current
-            return await guard.in_thread(run, work)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return await fn(*args, **kwargs)
 
     functools.update_wrapper(call, fn)
     call.__name__ = tool.name
+    return call
+
+
+def _threaded(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A `def` function as a coroutine function that runs it in the worker thread its call has a place for."""
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        work = functools.partial(fn, *args, **kwargs)
+        current = _RUN.get()
+        if current is None:
+            result = await anyio.to_thread.run_sync(work)
+        else:
+            guard, run = current
+            result = await guard.in_thread(run, work)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(
+                f'tool "{name}" is a "def" function that returned a coroutine; make it "async def"'
+            )
+        return result
+
+    functools.update_wrapper(call, fn)
+    call.__name__ = name
     return call

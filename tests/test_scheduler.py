@@ -14,7 +14,7 @@ from types import FrameType
 
 import pytest
 
-from frontmcp_py.scheduler import Pool, Scheduler, Slot, Ticket, unique
+from frontmcp_py.scheduler import Pool, Scheduler, Slot, Ticket
 
 
 class Desk:
@@ -758,11 +758,6 @@ class TestSlots:
         desk = Desk()
         desk.end(desk.start("A"))
         assert desk.scheduler.slot("A", 7).capacity == 7
-
-    def test_unique_names_each_slot_once_and_keeps_the_order(self) -> None:
-        desk = Desk()
-        a, b = desk["A"], desk["B"]
-        assert unique([b, a, b, a, a]) == (b, a)
 
     def test_the_line_counts_control_and_normal_waiters(self) -> None:
         desk = Desk()

@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, TypeVar
 
+import anyio
+
 from frontmcp_py.call import Call
 from frontmcp_py.clock import Clock, SystemClock
 from frontmcp_py.errors import Cancelled, ConfigurationError, GuardError, Overloaded, PartitionError
@@ -58,7 +60,8 @@ logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
 ResultT = TypeVar("ResultT")
 
-_NO_POLICY: Final = Policy()
+# Plans that `run` keeps for policies it was given; with more, it makes them again.
+_PLANS_KEPT: Final = 1024
 
 # How long work that was cancelled at shutdown may take to notice, in seconds, before it is left behind.
 _LAST_CALL: Final = 0.5
@@ -100,18 +103,22 @@ class Guard:
         self._observes = throttle is not None and throttle.enabled and throttle.mode == "observe"
         admission = (throttle.admission if throttle is not None else Admission()) if self._enforces else None
         self._admission = Pool("admission", admission.max_active, admission.reserved) if admission else None
+        self._longest_wait = admission.queue_timeout if admission else None
         reserve = admission.reserved if admission else DEFAULT_RESERVED_THREADS
         self._threads = Pool("threads", worker_threads + reserve, reserve)
         max_keys = (throttle or Throttle()).max_keys
         self._storage = MemoryStorage(clock or SystemClock(), max_keys)
         self._scheduler = self._storage.scheduler
-        self._slots = Slots(self._storage, admission, self._admission, self._threads)
+        self._slots = Slots(
+            self._storage, None if self._observes else admission, self._admission, self._threads, admission
+        )
         self._plans = Plans(throttle, self._storage.counts, self._scheduler, self._admission, self._threads)
         self._bound: dict[tuple[str, Policy], Plan] = {}
         self._rows: dict[str, Row] = {}
         self._unknown = 0
         self._draining = False
         self._users = 0
+        self._peak_active = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadlines: Deadlines | None = None
 
@@ -129,7 +136,8 @@ class Guard:
         Args:
             call: Who calls what; limits are shared by tool name, and by what `partition_by` says.
             policy: The limits. Calls of one tool are meant to have one policy.
-            fn: An async callable. If it has a parameter, it is given the call's `AbortSignal`.
+            fn: An async callable. If it has a positional parameter without a default, or one that is called
+                `signal`, it is given the call's `AbortSignal` there.
             signal: Cancels the call when it is aborted.
 
         Returns:
@@ -140,6 +148,9 @@ class Guard:
             asyncio.CancelledError: The awaiting task was cancelled.
             ConfigurationError: The policy disagrees with another one about a shared slot.
         """
+        if not isinstance(call, Call) or not isinstance(policy, Policy):
+            wrong, kind = (call, "Call") if not isinstance(call, Call) else (policy, "Policy")
+            raise TypeError(f"Guard.run: {wrong!r} is not allowed; give a {kind}")
         plan = self._bound.get((call.tool, policy)) or self._bind_anew(call.tool, policy)
         body, listens = body_of(fn)
         return await self.call(plan, call, body, signal=signal, inline=plan.cancels and not listens)
@@ -173,7 +184,7 @@ class Guard:
             counts=total(self._rows.values()).freeze(),
             tools=MappingProxyType({tool: row.freeze() for tool, row in self._rows.items()}),
             unknown=self._unknown,
-            peak_active=self._deadlines.peak_active if self._deadlines else 0,
+            peak_active=max(self._peak_active, self._deadlines.peak_active if self._deadlines else 0),
             peak_waiting=self._slots.peak_waiting,
         )
 
@@ -205,9 +216,16 @@ class Guard:
         self._plans.forget(tool)
 
     def limits_of(self, policy: Policy) -> Limits:
-        """The limits that are really enforced for a tool of this policy."""
+        """The limits that are really enforced for a tool of this policy.
+
+        A call never waits longer than admission lets it, whatever its own limits say.
+        """
         limits = Limits.of(policy, self.throttle)
-        return Limits((), (), limits.timeout, (), ()) if self._observes else limits
+        if self._observes:
+            return Limits((), (), limits.timeout, (), ())
+        if self._longest_wait is None:
+            return limits
+        return limits.waiting_at_most(self._longest_wait)
 
     def use_clock(self, clock: Clock) -> None:
         """Tell the time by `clock` from now on; meant for tests."""
@@ -290,7 +308,7 @@ class Guard:
         row.submitted += 1
         try:
             if self._draining and parent is None:
-                raise self._shutting_down()
+                raise Overloaded(tool=plan.tool, shutting_down=True)
             if signal is not None and signal.aborted:
                 row.cancelled_waiting += 1
                 raise Cancelled(plan.tool)
@@ -371,6 +389,8 @@ class Guard:
 
     def _bind_anew(self, tool: str, policy: Policy) -> Plan:
         plan = self.bind(tool, policy)
+        if len(self._bound) >= _PLANS_KEPT:
+            self._bound.clear()
         self._bound[tool, policy] = plan
         return plan
 
@@ -387,8 +407,8 @@ class Guard:
         if not self._slots.cancel(run) and run.answer is not None and self._deadlines is not None:
             self._deadlines.end(run, Ending.CANCELLED)
 
-    def _shutting_down(self) -> Overloaded:
-        return self._slots.overloaded(shutting_down=True)
+    def _shutting_down(self, run: Run) -> Overloaded:
+        return self._slots.overloaded(run, shutting_down=True)
 
     async def _close(self) -> None:
         """The last user leaves: running work gets its grace, then is aborted, cancelled and left."""
@@ -397,26 +417,42 @@ class Guard:
             return
         self._draining = True
         self._slots.refuse_everybody()
-        is_over = True
         try:
-            is_over = await deadlines.drain(self._grace, _LAST_CALL)
+            # Whoever leaves may be cancelled: running work still gets its grace.
+            with anyio.CancelScope(shield=True):
+                await deadlines.drain(self._grace, _LAST_CALL)
+        except BaseException:
+            deadlines.stop()
+            raise
         finally:
-            if is_over and not self._users:
-                self._abandon()
+            if not self._users:
                 self._draining = False
+                for run in deadlines.running:
+                    logger.warning(
+                        '"%s" has not ended although nobody is connected any more: %s; it keeps its places',
+                        run.plan.tool,
+                        _why_it_runs(run),
+                    )
 
     def _abandon(self) -> None:
-        """Forget what still runs or waits; rate counts live on."""
+        """The loop has ended: forget what still ran or waited there; rate counts live on."""
         if self._deadlines is not None:
             for run in self._deadlines.running:
                 logger.warning(
-                    '"%s" has not ended although its event loop is closing: %s; it is left behind',
+                    '"%s" is left behind on an event loop that has ended: %s',
                     run.plan.tool,
-                    "its worker thread hangs" if run.threads else "it ignores its cancellation",
+                    _why_it_runs(run),
                 )
+            self._peak_active = max(self._peak_active, self._deadlines.peak_active)
             self._slots.detach()
             self._deadlines.abandon()
         self._loop = self._deadlines = None
+
+
+def _why_it_runs(run: Run) -> str:
+    if run.threads:
+        return "its worker thread hangs"
+    return "it ignores its cancellation" if run.was_cancelled else "it had no time to end"
 
 
 def _enforceable(throttle: Throttle | None) -> Throttle | None:

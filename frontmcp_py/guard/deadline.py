@@ -41,7 +41,7 @@ class Deadlines:
         self,
         loop: asyncio.AbstractEventLoop,
         give_back: Callable[[Run], None],
-        shut_down: Callable[[], GuardError],
+        shut_down: Callable[[Run], GuardError],
     ) -> None:
         self._loop = loop
         self._give_back = give_back
@@ -71,6 +71,9 @@ class Deadlines:
                 run.plan.row.completed += 1
             return result
         finally:
+            if run.was_cancelled and run.outcome is not Outcome.CANCELLED and run.task is not None:
+                # The body has swallowed the shutdown's cancel; its caller's task goes on without it.
+                run.task.uncancel()
             run.has_ended = True
             self._let_go(run)
 
@@ -157,6 +160,14 @@ class Deadlines:
                 self.end(run, Ending.SHUTDOWN)
         return not await self._until_idle(last_call) or not self.running
 
+    def stop(self) -> None:
+        """There is no time: answer, abort and cancel whoever runs."""
+        for run in list(self.running):
+            if run.is_answered:
+                self._cancel(run)
+            else:
+                self._conclude(run, Ending.SHUTDOWN)
+
     def recall(self) -> None:
         """Drain no longer: running work goes on."""
         if self._idle is not None and not self._idle.done():
@@ -167,6 +178,8 @@ class Deadlines:
         self._timers.close()
         for run in list(self.running):
             self._record(run, Outcome.CANCELLED)
+            if run.answer is not None and not self._loop.is_closed():
+                run.answer.cancel()
             self._let_go(run)
 
     # -- parts ---------------------------------------------------------------------------------
@@ -262,7 +275,7 @@ class Deadlines:
         elif ending is Ending.CANCELLED:
             self._answer_early(run, Outcome.CANCELLED, Cancelled(tool), cancel=run.plan.cancels)
         elif run.answer is not None:
-            self._answer_early(run, Outcome.CANCELLED, self._shut_down(), cancel=True)
+            self._answer_early(run, Outcome.CANCELLED, self._shut_down(run), cancel=True)
         else:
             self._cancel(run)
 
@@ -308,7 +321,7 @@ class Deadlines:
         assert task is not None
         if run.was_cancelled and task.uncancel() == 0:
             self._record(run, Outcome.CANCELLED)
-            raise self._shut_down() from None
+            raise self._shut_down(run) from None
         if not task.cancelling():
             self._record(run, Outcome.FAILED)
             raise _own_cancellation(run, error) from error

@@ -40,15 +40,14 @@ class Limits:
     global_slots: tuple[Concurrency, ...]
 
     @classmethod
-    def of(cls, policy: Policy, throttle: Throttle | None) -> Limits:
+    def of(cls, policy: Policy, throttle: Throttle | None, *, as_if_enabled: bool = False) -> Limits:
         """What is in force for a tool of this policy under this throttle.
 
         Without a throttle a tool's own limits hold; a disabled one leaves only the tool's own timeout.
         """
-        own = throttle is None or throttle.enabled
-        preset = (
-            throttle if throttle is not None and throttle.enabled and policy.priority != "control" else None
-        )
+        enabled = throttle is None or throttle.enabled or as_if_enabled
+        preset = throttle if enabled and policy.priority != "control" else None
+        own = enabled
         return cls(
             rates=_first(policy.rate_limits, preset.default_rate_limit if preset else ()) if own else (),
             slots=_first(policy.concurrency_limits, preset.default_concurrency if preset else ())
@@ -58,6 +57,19 @@ class Limits:
             global_rates=preset.global_rate_limit if preset else (),
             global_slots=preset.global_concurrency if preset else (),
         )
+
+    def waiting_at_most(self, seconds: float) -> Limits:
+        """The same limits, with waits that end when admission's does."""
+
+        def capped(slots: tuple[Concurrency, ...]) -> tuple[Concurrency, ...]:
+            return tuple(
+                slot
+                if slot.queue_timeout is not None and slot.queue_timeout <= seconds
+                else replace(slot, queue_timeout=seconds)
+                for slot in slots
+            )
+
+        return replace(self, slots=capped(self.slots), global_slots=capped(self.global_slots))
 
 
 def _first(own: T | Unset, preset: T) -> T:
@@ -209,7 +221,9 @@ class Plans:
             self._throttle.check_waits(limits.slots, f'tool "{tool}": concurrency')
         # Whatever may be refused comes before anything is remembered.
         named_slots = _name_slots(tool, limits.slots)
-        self._agree(tool, _declarations(tool, self._as_if_enabled(policy).slots))
+        # A disagreement must not hide while limits are switched off.
+        declared = Limits.of(policy, self._throttle, as_if_enabled=True).slots
+        self._agree(tool, _declarations(tool, declared))
         own_rates = bind_rates(limits.rates, tool, self._counts)
         own_slots = tuple(
             BoundSlot(limit, name, "tool" if limit.key is None else "key", self._scheduler)
@@ -223,7 +237,7 @@ class Plans:
                 tool, rates, slots, pools, timeout=limits.timeout, control=control, cancels=cancels, row=row
             )
 
-        admission = (self._admission,) if self._admission and self.enforces else ()
+        admission = (self._admission,) if self._admission else ()
         made = plan(
             self._bind_global_rates(limits) + own_rates,
             self._bind_global_slots(limits) + own_slots,
@@ -250,11 +264,6 @@ class Plans:
             for nth, limit in enumerate(limits.global_slots)
             if limit.max_concurrent
         )
-
-    def _as_if_enabled(self, policy: Policy) -> Limits:
-        """What would be in force: a disagreement must not hide while limits are switched off."""
-        throttle = self._throttle
-        return Limits.of(policy, None if throttle is None else replace(throttle, enabled=True))
 
     def _agree(self, tool: str, declarations: Sequence[tuple[str, Concurrency]]) -> None:
         for name, limit in declarations:
@@ -306,5 +315,10 @@ def _numbers(limit: Concurrency) -> tuple[int, PartitionBy]:
 
 def _describe(limit: Concurrency) -> str:
     partition = limit.partition_by
-    name = getattr(partition, "__qualname__", repr(partition)) if callable(partition) else partition
+    if callable(partition):
+        name = getattr(partition, "__qualname__", repr(partition))
+        return (
+            f"max_concurrent={limit.max_concurrent}, partition_by={name} (the function at {id(partition):#x})"
+        )
+    name = partition
     return f"max_concurrent={limit.max_concurrent}, partition_by={name}"

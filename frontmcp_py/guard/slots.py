@@ -31,16 +31,23 @@ class Slots:
         admission: The limits of the process, if they are enforced.
         places: Their pool.
         threads: The pool of worker threads.
+        observed: The limits of the process as they would be enforced, in `observe` mode.
     """
 
     def __init__(
-        self, storage: MemoryStorage, admission: Admission | None, places: Pool | None, threads: Pool
+        self,
+        storage: MemoryStorage,
+        admission: Admission | None,
+        places: Pool | None,
+        threads: Pool,
+        observed: Admission | None = None,
     ) -> None:
         self._storage = storage
         self._scheduler = storage.scheduler
         self._admission = admission
         self._places = places
         self._threads = threads
+        self._observed = observed
         self._longest_wait = admission.queue_timeout if admission else DEFAULT_QUEUE_TIMEOUT
         self._said_full = False
         self._timers: Timers[Run] | None = None
@@ -61,6 +68,8 @@ class Slots:
             self._leave(run)
             run.reason = Cancelled(run.plan.tool)
             run.plan.row.cancelled_waiting += 1
+            if run.turn is not None and self._loop is not None and not self._loop.is_closed():
+                run.turn.cancel()
         if self._timers is not None:
             self._timers.close()
 
@@ -91,8 +100,12 @@ class Slots:
 
     def would_refuse(self, run: Run, shadow: Claim) -> str | None:
         """In `observe` mode: the code the call would have been refused with; `None`: it would have waited."""
-        refusal = self._refusal_on_arrival(run, *self._obstacles(run, shadow))
-        return None if refusal is None else refusal.code
+        limits, pools = self._obstacles(run, shadow)
+        refusal = self._refusal_on_arrival(run, limits, pools)
+        if refusal is not None:
+            return refusal.code
+        observed = self._observed
+        return Overloaded.code if observed is not None and not observed.max_queued else None
 
     async def turn(self, run: Run) -> None:
         """Wait until the call may start.
@@ -131,7 +144,7 @@ class Slots:
         for run in [*self._waiting, *self._called]:
             # A running call may need what it calls to come to its end; its own end cancels that wait.
             if run.parent is None:
-                self._refuse(run, self.overloaded(shutting_down=True))
+                self._refuse(run, self.overloaded(run, shutting_down=True))
 
     def advance(self) -> None:
         """Let everybody start whose turn has come."""
@@ -147,15 +160,24 @@ class Slots:
                 claim.plan.row.started += 1
                 claim.turn.set_result(None)
 
-    def overloaded(self, *, waited_ms: int | None = None, shutting_down: bool = False) -> Overloaded:
-        """The answer of a server that has no room."""
+    def overloaded(
+        self,
+        run: Run,
+        pools: Sequence[Pool] = (),
+        *,
+        waited_ms: int | None = None,
+        shutting_down: bool = False,
+    ) -> Overloaded:
+        """The answer of a server that has no room; of what holds the call up, admission is named first."""
         places = self._places or self._threads
         return Overloaded(
             running=places.held,
-            waiting=self._scheduler.waiting,
+            # Whoever is refused after a wait does not count among those who wait.
+            waiting=self._scheduler.waiting - run.is_waiting,
             waited_ms=waited_ms,
             shutting_down=shutting_down,
-            limit=places.capacity,
+            tool=run.plan.tool,
+            limit=None if shutting_down else (pools[0] if pools else places).capacity,
         )
 
     # -- parts ---------------------------------------------------------------------------------
@@ -183,7 +205,7 @@ class Slots:
                 return ConcurrencyLimit(tool, pool.capacity, "admission", waits_for_itself=True)
         admission = self._admission
         if admission is not None and self._scheduler.waiting >= admission.max_queued:
-            error = self.overloaded()
+            error = self.overloaded(run, pools)
             self._say_full(error, admission)
             return error
         return None
@@ -206,7 +228,8 @@ class Slots:
         waited_ms = round(self._waiting[run] * 1000)
         limit = run.waits_on
         if limit is None:
-            error: GuardError = self.overloaded(waited_ms=waited_ms)
+            _, pools = self._scheduler.obstacles(run)
+            error: GuardError = self.overloaded(run, pools, waited_ms=waited_ms)
         else:
             error = QueueTimeout(
                 run.plan.tool, waited_ms=waited_ms, limit=limit.limit.max_concurrent, scope=limit.scope

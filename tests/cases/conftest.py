@@ -49,5 +49,5 @@ def nothing_unretrieved() -> Iterator[None]:
     """An error that nobody has asked for, or a task that nobody has waited for, is reported here."""
     yield
     gc.collect()
-    # What is left (modules, validators, caches) stays, and need not be looked at after each of the other tests.
+    # What is left (modules, validators, caches) stays, and need not be looked at after each test to come.
     gc.freeze()

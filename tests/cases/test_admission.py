@@ -216,7 +216,7 @@ async def test_a_waiter_that_goes_leaves_its_place_in_the_queue(open_desk: OpenD
         await settle()
         assert isinstance(waiting.error, Overloaded)
         assert waiting.error.message == (
-            "Server overloaded: waited 3000ms for a place (2 calls running, 1 waiting). Try again shortly."
+            "Server overloaded: waited 3000ms for a place (2 calls running, 0 waiting). Try again shortly."
         )
     last = desk.call()
     await settle()

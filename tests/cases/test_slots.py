@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import random
 import threading
 import tracemalloc
@@ -320,12 +321,11 @@ async def test_no_kind_of_refusal_takes_or_gives_a_place_anywhere(open_desk: Ope
     assert [attempt.outcome for attempt in together] == ["ok", "ok", "ok", "CONCURRENCY_LIMIT"]
 
 
-async def test_work_that_outlived_its_guard_frees_nobody_elses_slot(desk: Desk) -> None:
-    """openllb/hlb#320: the release of a call that has been written off must not count for another one."""
+async def test_work_that_outlives_the_last_user_keeps_its_slot_until_it_ends(desk: Desk) -> None:
+    """openllb/hlb#320: its slot is not free because nobody waits for it, and is free once when it has ended."""
     guard = Guard(shutdown_grace=0)
     desk.guard = guard
     policy = Policy(concurrency=conc(1))
-    stubborn_has_ended = asyncio.Event()
 
     async def stubborn(_: Attempt) -> None:
         while now() < 10:
@@ -333,19 +333,20 @@ async def test_work_that_outlived_its_guard_frees_nobody_elses_slot(desk: Desk) 
                 await asyncio.sleep(10 - now())
             except asyncio.CancelledError:
                 continue
-        stubborn_has_ended.set()
 
     async with guard:
-        desk.call(policy=policy, body=stubborn)
+        a = desk.call(policy=policy, body=stubborn)
         await at(1)
-    assert desk.outcomes() == ["OVERLOADED"]
+    assert isinstance(a.error, Overloaded)
     async with guard:
+        assert (await desk.call(policy=policy)).outcome == "CONCURRENCY_LIMIT"
+        await at(10.5)
         b = desk.call(policy=policy, seconds=20)
-        await stubborn_has_ended.wait()
         await settle()
         assert (await desk.call(policy=policy)).outcome == "CONCURRENCY_LIMIT"
         await b
-    assert isinstance(desk.attempts[0].error, Overloaded)
+        assert b.outcome == "ok"
+        desk.assert_clean()
 
 
 def test_a_thread_that_outlived_its_loop_frees_nobody_elses_slot() -> None:
@@ -497,7 +498,7 @@ async def test_in_a_storm_no_limit_is_ever_exceeded_and_everybody_is_answered(
     assert held == dict.fromkeys(most, 0)
 
 
-@pytest.mark.parametrize("rounds", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [100, pytest.param(2_500, marks=pytest.mark.slow)])
 async def test_calls_of_every_ending_leave_no_memory_behind(open_desk: OpenDesk, rounds: int) -> None:
     """resilience4j/resilience4j#332, mjpieters/aiolimiter#73: what is kept for a call goes with it."""
     guard = open_desk().guard
@@ -520,20 +521,19 @@ async def test_calls_of_every_ending_leave_no_memory_behind(open_desk: OpenDesk,
         assert task.cancelled() or task.exception() is not None
 
     rng = random.Random(5)
-    for _ in range(200):
-        await one_call()
-    gc.collect()
+    held: list[int] = []
     tracemalloc.start()
     try:
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(rounds):
-            await one_call()
-        gc.collect()
-        grown = tracemalloc.get_traced_memory()[0] - before
+        for _ in range(4):
+            for _ in range(rounds):
+                await one_call()
+            await asyncio.sleep(10)
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    # A leak of a single object for each call would be more.
-    assert grown < 16 * rounds
+    # Tables that grow now and then are no leak; a single object for each call would be more, each time.
+    assert min(after - before for before, after in itertools.pairwise(held)) < 16 * rounds
 
 
 async def test_a_scope_of_anyio_that_is_cancelled_gives_the_slot_back(desk: Desk) -> None:

@@ -245,7 +245,7 @@ async def test_a_client_that_leaves_the_queue_is_never_served() -> None:
 
 @pytest.mark.parametrize("on_cancel", ON_CANCEL)
 def test_at_whatever_moment_a_client_leaves_its_slot_is_freed_once(on_cancel: OnCancel) -> None:
-    """lsst/daf_butler#1407, modelcontextprotocol/python-sdk#2416: from the request to the end of the answer."""
+    """lsst/daf_butler#1407, modelcontextprotocol/python-sdk#2416: from request to end of answer."""
 
     async def scenario(loop: StepLoop) -> None:
         tools = Tools(on_cancel=on_cancel)
@@ -461,7 +461,7 @@ async def test_a_client_that_stops_waiting_cancels_its_call(era: str) -> None:
     """modelcontextprotocol/go-sdk#1259: a timeout of the client's is a cancel, too."""
     tools = Tools(read_only=True)
     async with connected(tools.server, era) as client:
-        with pytest.raises(MCPError, match="(?i)timed out"):
+        with pytest.raises(MCPError, match=r"(?i)timed out"):
             await client.call_tool("stream", {}, read_timeout_seconds=2)
         await settle()
         assert tools.said == ["begins@0", "ends@2"]

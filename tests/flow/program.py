@@ -345,6 +345,7 @@ def _late(app: App, cases: Cases) -> None:
         await cases[case].gate()
         await ctx.report_progress(2, 2, "late")
         await ctx.log("info", "late")
+        await ctx.session.send_log_message("info", "late")
         cases[case].say("over")
         return "done"
 

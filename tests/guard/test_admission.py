@@ -165,7 +165,7 @@ async def test_waiting_longer_than_admission_lets_ends_in_overload() -> None:
     running, waiting = [await hold(guard, "x") for _ in range(2)], await hold(guard, "x")
     error = await waiting.refusal()
     assert now() == 0.25
-    text = "Server overloaded: waited 250ms for a place (2 calls running, 1 waiting). Try again shortly."
+    text = "Server overloaded: waited 250ms for a place (2 calls running, 0 waiting). Try again shortly."
     assert str(error) == text
     assert error.retry_after is not None
     for each in running:

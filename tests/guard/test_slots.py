@@ -181,7 +181,7 @@ async def test_without_a_time_of_its_own_a_call_waits_as_long_as_admission_lets_
     error = await waiting.refusal()
     assert now() == 30
     assert isinstance(error, Overloaded)
-    text = "Server overloaded: waited 30000ms for a place (1 calls running, 1 waiting). Try again shortly."
+    text = "Server overloaded: waited 30000ms for a place (1 calls running, 0 waiting). Try again shortly."
     assert str(error) == text
     await running.end()
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import anyio.to_thread
 import pytest
 
 from frontmcp_py.call import Call
@@ -271,6 +272,33 @@ async def test_a_call_may_be_cancelled_in_every_turn_in_which_its_thread_begins(
         await rest()
         is_clean(guard)
         await short(guard)
+
+
+@virtual_time
+async def test_work_that_no_thread_has_begun_yet_never_begins_once_its_call_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guard = new_guard(worker_threads=1)
+    jobs: list[Callable[[], object]] = []
+
+    async def no_thread_yet(job: Callable[[], object], **_: object) -> None:
+        # As when threads are slow to start: nobody can be made to be late at will.
+        jobs.append(job)
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(anyio.to_thread, "run_sync", no_thread_yet)
+        held = Threaded(guard, "x", Policy(on_cancel="cancel"))
+        await rest()
+        held.task.cancel()
+        await asyncio.wait([held.task])
+        await rest()
+    is_clean(guard)
+    with pytest.raises(asyncio.CancelledError):
+        jobs[0]()
+    assert held.thread is None
+    await rest()
+    is_clean(guard)
 
 
 class Broken(Exception):
