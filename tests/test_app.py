@@ -86,6 +86,14 @@ def test_an_unknown_option_names_the_nearest_one() -> None:
         App("help-desk", tool=[])  # type: ignore[call-arg]
 
 
+def test_the_parentheses_of_the_sdks_decorators_are_missed() -> None:
+    app = App("help-desk")
+    decorator: Any
+    for decorator, needed in ((app.resource, "needs the resource's URI"), (app.prompt, "is called")):
+        with pytest.raises(TypeError, match=needed):
+            decorator(plain)
+
+
 # ------------------------------------------------------------------------------- once a server has been built
 
 

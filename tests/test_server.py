@@ -166,6 +166,39 @@ async def test_an_sdk_tool_gets_globals_defaults_and_admission() -> None:
     assert isinstance(await server.mcp.call_tool("theirs", {}), CallToolResult)
 
 
+@virtual_time
+async def test_a_def_tool_of_the_sdks_kind_runs_in_the_servers_own_threads() -> None:
+    server = FrontMCP("front", worker_threads=1, throttle=Throttle(admission=Admission(queue_timeout=4)))
+    may_end = threading.Event()
+
+    @server.mcp.tool()
+    def waits() -> str:
+        may_end.wait()
+        return "done"
+
+    async with server.connect() as client:
+        running = [asyncio.create_task(client.call_tool("waits", {})) for _ in range(2)]
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        assert [meta_of(each.result())["code"] for each in done] == ["OVERLOADED"]
+        may_end.set()
+        assert sorted([(await each).is_error for each in running]) == [False, True]
+
+
+async def test_a_tool_given_to_the_sdk_keeps_its_limits() -> None:
+    server = FrontMCP("front")
+    server.mcp.add_tool(tool(rate_limit="1/hour")(nothing))
+    assert [(await call(server, "nothing")).is_error for _ in range(2)] == [False, True]
+
+
+async def test_a_def_function_that_returns_a_coroutine_has_failed() -> None:
+    def forgets_to_wait() -> Any:
+        return nothing()
+
+    result = await call(FrontMCP("front", tools=[forgets_to_wait]), "forgets_to_wait")
+    assert result.is_error
+    assert 'make it "async def"' in text_of(result)
+
+
 async def test_the_sdks_own_way_to_call_a_tool_passes_the_guard_by() -> None:
     limits: Any = {"rate_limit": "1/hour", "concurrency": 1}
     server = FrontMCP("front", tools=[tool(**limits)(nothing), tool(**limits)(plain)])
@@ -291,6 +324,22 @@ def test_a_wait_without_an_end_is_refused_with_the_tools_name() -> None:
     ):
         FrontMCP("front", tools=[patient], throttle=Throttle(admission=None))
     FrontMCP("front", tools=[patient], throttle=False)
+
+
+@pytest.mark.parametrize(
+    ("transport", "options"),
+    [
+        ("stdio", {"port": 9000}),
+        ("stdio", {"stateless_http": True}),
+        ("http", {"port": -1}),
+        ("http", {"host": ""}),
+    ],
+)
+def test_options_of_running_are_looked_at_before_anything_runs(
+    transport: Any, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError):
+        FrontMCP("front").run(transport, **options)
 
 
 def test_there_are_two_ways_to_run() -> None:
@@ -710,6 +759,32 @@ async def test_the_callers_name_is_handed_down_and_a_nested_failure_is_masked() 
     assert SECRET not in told
     assert "err_" in told
     assert seen == [Call("inner", {"number": 7}, Caller(transport="in-process"))]
+
+
+@virtual_time
+async def test_a_call_made_by_work_that_outlives_its_own_call_is_one_like_any_other() -> None:
+    server = FrontMCP("front", throttle=Throttle(global_rate_limit="2/hour"))
+    told: list[CallToolResult] = []
+
+    @server.tool
+    async def inner() -> str:
+        return "inner"
+
+    @server.tool
+    async def outer(ctx: ToolContext) -> str:
+        async def later() -> None:
+            await asyncio.sleep(1)
+            told.extend([await ctx.call_tool("inner") for _ in range(2)])
+
+        kept.append(asyncio.create_task(later()))
+        return "outer"
+
+    kept: list[asyncio.Task[None]] = []
+    async with server.connect() as client:
+        assert text_of(await client.call_tool("outer", {})) == "outer"
+        await kept[0]
+    # The globals count it: the first was the second call of the hour.
+    assert [meta_of(each).get("code") for each in told] == [None, "RATE_LIMIT_EXCEEDED"]
 
 
 # -------------------------------------------------------------------------------------- connections and loops

@@ -158,17 +158,6 @@ def test_anyio_run_takes_it_as_a_loop_factory() -> None:
     assert anyio.run(main, backend_options={"loop_factory": VirtualTimeLoop}) == 36
 
 
-class TestWithTheTestRunnerOfAnyio:
-    @pytest.fixture
-    def anyio_backend(self) -> tuple[str, dict[str, Any]]:
-        return "asyncio", {"loop_factory": VirtualTimeLoop}
-
-    async def test_it_is_a_backend_option_as_well(self) -> None:
-        before = anyio.current_time()
-        await anyio.sleep(36)
-        assert anyio.current_time() == before + 36
-
-
 @pytest.fixture
 def seven() -> int:
     return 7

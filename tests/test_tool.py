@@ -251,6 +251,37 @@ async def test_so_can_a_static_one() -> None:
     assert await Desk("one").hours() == "always"
 
 
+class Counter:
+    count = 0
+
+    @classmethod
+    @tool(name="count", concurrency=1)
+    async def add(cls, number: int) -> int:
+        cls.count += number
+        return cls.count
+
+
+async def test_so_can_one_of_the_class() -> None:
+    made = tool(Counter.add)
+    assert (made.name, made.policy, made.is_async) == ("count", Policy(concurrency=1), True)
+    assert await made(2) == await made(0) == 2
+    assert list(inspect.signature(made).parameters) == ["number"]
+
+
+def test_a_tool_is_one_already() -> None:
+    made = tool(rate_limit="2/hour")(merge)
+    assert tool(made) is made
+    assert tool()(made) is made
+    for options in (
+        {"rate_limit": "3/hour"},
+        {"name": "other"},
+        {"priority": "control"},
+        {"read_only": False},
+    ):
+        with pytest.raises(ConfigurationError, match='tool "merge": it is a tool already'):
+            tool(**options)(made)
+
+
 async def test_a_partial_or_an_object_needs_a_name() -> None:
     partial = functools.partial(merge, "a")
     made = tool(name="merge_a")(partial)

@@ -256,7 +256,11 @@ class Deadlines:
                 self._idle = None
 
     def _due(self, run: Run) -> None:
-        self.end(run, Ending.DEADLINE)
+        if not run.is_answered:
+            self.end(run, Ending.DEADLINE)
+        elif run.plan.cancel_after_s is not None and not run.was_cancelled:
+            # Its caller went before; the work is cancelled when it would have been anyway.
+            run.killer = self._loop.call_later(run.plan.cancel_after_s, self._cancel, run)
 
     def _end(self, run: Run) -> None:
         if run.outcome is None and not run.has_ended:

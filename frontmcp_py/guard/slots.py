@@ -165,7 +165,7 @@ class Slots:
         run: Run,
         pools: Sequence[Pool] = (),
         *,
-        waited_ms: int | None = None,
+        waited_ms: float | None = None,
         shutting_down: bool = False,
     ) -> Overloaded:
         """The answer of a server that has no room; of what holds the call up, admission is named first."""
@@ -225,7 +225,7 @@ class Slots:
     def _overdue(self, run: Run) -> None:
         if not run.is_waiting:
             return
-        waited_ms = round(self._waiting[run] * 1000)
+        waited_ms = self._waiting[run] * 1000
         limit = run.waits_on
         if limit is None:
             _, pools = self._scheduler.obstacles(run)

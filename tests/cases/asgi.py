@@ -17,6 +17,7 @@ from frontmcp_py.testing import VirtualClock
 from tests.cases.desk import assert_clean, now
 
 VERSION = "2026-07-28"
+OLD_VERSION = "2025-11-25"
 ENVELOPE = {
     PROTOCOL_VERSION_META_KEY: VERSION,
     CLIENT_CAPABILITIES_META_KEY: {},
@@ -159,6 +160,37 @@ def call(
         },
         client=client,
     )
+
+
+async def open_session(app: Starlette) -> dict[str, str]:
+    """A session of the protocol that begins with a handshake: the headers that its requests have."""
+    hello = Request(
+        app,
+        "/mcp",
+        body={
+            "jsonrpc": "2.0",
+            "id": 0,
+            "method": "initialize",
+            "params": {
+                "protocolVersion": OLD_VERSION,
+                "capabilities": {},
+                "clientInfo": {"name": "tests", "version": "1"},
+            },
+        },
+    )
+    assert "result" in await hello.answer()
+    return {"mcp-session-id": hello.headers["mcp-session-id"], "mcp-protocol-version": OLD_VERSION}
+
+
+def call_in_session(app: Starlette, session: Mapping[str, str], tool: str, **arguments: object) -> Request:
+    """A `tools/call` in a session."""
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": tool, "arguments": arguments},
+    }
+    return Request(app, "/mcp", body=body, headers=session)
 
 
 async def code_of_call(request: Request) -> str:

@@ -26,7 +26,7 @@ from frontmcp_py import (
     Timeout,
 )
 from frontmcp_py.testing import VirtualClock, settle
-from tests.cases.asgi import Request, call, code_of_call, serving
+from tests.cases.asgi import Request, call, code_of_call, open_session, serving
 from tests.cases.desk import ERAS, FREE, Desk, at, code_of, conc, connected, now, until
 
 OpenDesk = Callable[..., Desk]
@@ -111,22 +111,7 @@ async def test_open_event_streams_are_no_load() -> None:
     async with serving(server) as app:
         streams: list[Request] = []
         for _ in range(20):
-            hand = Request(
-                app,
-                "/mcp",
-                body={
-                    "jsonrpc": "2.0",
-                    "id": 0,
-                    "method": "initialize",
-                    "params": {
-                        "protocolVersion": "2025-11-25",
-                        "capabilities": {},
-                        "clientInfo": {"name": "tests", "version": "1"},
-                    },
-                },
-            )
-            assert "result" in await hand.answer()
-            session = {"mcp-session-id": hand.headers["mcp-session-id"], "mcp-protocol-version": "2025-11-25"}
+            session = await open_session(app)
             streams.append(Request(app, "/mcp", method="GET", headers=session))
         await settle()
         assert [stream.status for stream in streams] == [200] * 20

@@ -24,9 +24,10 @@ from frontmcp_py import (
     Throttle,
     tool,
 )
-from frontmcp_py.policy import PartitionBy, Strategy
+from frontmcp_py.policy import Partition, PartitionBy, Strategy
 from frontmcp_py.storage import WindowCounts
 from frontmcp_py.testing import settle
+from tests.cases.asgi import call, call_in_session, code_of_call, open_session, serving
 from tests.cases.desk import Desk, conc
 
 OpenDesk = Callable[..., Desk]
@@ -286,6 +287,58 @@ async def test_one_address_has_one_count_in_whatever_notation(desk: Desk) -> Non
     outcomes = [await passes(desk.guard, policy, Caller(client_ip=address)) for address in customer]
     assert outcomes == [True] * 3 + [False] * 6
     assert await passes(desk.guard, policy, Caller(client_ip="2001:db8:1:3::1"))
+
+
+@pytest.mark.parametrize("partition_by", ["ip", "session", "user_id"])
+async def test_over_http_no_header_makes_a_new_subject(partition_by: Partition) -> None:
+    """agentfront/frontmcp GHSA-p3qf-fcwm-35x4: session and forwarding headers are what their sender likes."""
+    server = FrontMCP("server")
+
+    @server.tool(rate_limit=RateLimit(3, 60, partition_by=partition_by))
+    async def hello() -> str:
+        return "hello"
+
+    async with serving(server) as app:
+        codes = [
+            await code_of_call(
+                call(
+                    app,
+                    "hello",
+                    headers={
+                        "mcp-session-id": f"invented-{number}",
+                        "x-forwarded-for": f"198.51.100.{number}, 203.0.113.{number}",
+                        "forwarded": f"for=198.51.100.{number}",
+                        "x-real-ip": f"198.51.100.{number}",
+                        "authorization": f"Bearer invented-{number}",
+                    },
+                )
+            )
+            for number in range(10)
+        ]
+        assert codes == ["ok"] * 3 + ["RATE_LIMIT_EXCEEDED"] * 7
+        # Another peer is another address, and nothing else.
+        other = await code_of_call(call(app, "hello", client="203.0.113.77"))
+        assert other == ("ok" if partition_by == "ip" else "RATE_LIMIT_EXCEEDED")
+        same = await code_of_call(call(app, "hello", client="::ffff:203.0.113.9"))
+        assert same == "RATE_LIMIT_EXCEEDED"
+
+
+async def test_sessions_that_the_server_has_opened_have_a_count_each() -> None:
+    """agentfront/frontmcp GHSA-p3qf-fcwm-35x4: and one that it has not opened is answered by nobody."""
+    server = FrontMCP("server")
+
+    @server.tool(rate_limit=RateLimit(2, 60, partition_by="session"))
+    async def hello() -> str:
+        return "hello"
+
+    async with serving(server) as app:
+        for _ in range(2):
+            session = await open_session(app)
+            codes = [await code_of_call(call_in_session(app, session, "hello")) for _ in range(3)]
+            assert codes == ["ok", "ok", "RATE_LIMIT_EXCEEDED"]
+        unknown = call_in_session(app, {**session, "mcp-session-id": "invented"}, "hello")
+        await unknown.task
+        assert unknown.status == 404
 
 
 # ------------------------------------------------------------------------------------------ shared keys

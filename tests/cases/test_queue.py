@@ -184,6 +184,29 @@ async def test_a_waiter_cancelled_at_its_grant_never_shrinks_the_capacity(desk: 
         assert (a.outcome, d.outcome, d.began) == ("ok", "ok", now())
 
 
+@WAYS_TO_RUN
+def test_one_signal_for_many_waiters_takes_them_all_and_the_slot_to_nobody_among_them(policy: Policy) -> None:
+    """python/asyncio#270: each that goes hands on to the next, which is about to go by the same signal."""
+
+    async def scenario(loop: StepLoop) -> None:
+        desk, gate, signal = Desk(), asyncio.Event(), AbortSignal()
+        desk.call(policy=policy, body=until(gate))
+        many = [desk.call(policy=policy, signal=signal) for _ in range(4)]
+        last = desk.call(policy=policy)
+        await settle()
+        loop.strike = signal.abort
+        gate.set()
+        await desk.everybody()
+        await settle()
+        loop.strike = None
+        assert (last.outcome, now()) == ("ok", 0.0)
+        assert {attempt.outcome for attempt in many} <= {"ok", "CANCELLED"}
+        assert not signal._listeners
+        desk.assert_clean()
+
+    assert at_every_step(scenario) > 5
+
+
 async def test_an_expired_waiter_at_the_moment_of_release_loses_nothing(desk: Desk) -> None:
     """python/asyncio#270: what holds for a cancelled waiter holds for one whose time runs out."""
     patient = Policy(concurrency=conc(1, wait=30, key="slot"))

@@ -322,7 +322,7 @@ async def test_no_kind_of_refusal_takes_or_gives_a_place_anywhere(open_desk: Ope
 
 
 async def test_work_that_outlives_the_last_user_keeps_its_slot_until_it_ends(desk: Desk) -> None:
-    """openllb/hlb#320: its slot is not free because nobody waits for it, and is free once when it has ended."""
+    """openllb/hlb#320: its slot is not free because nobody waits for it, and is free once it has ended."""
     guard = Guard(shutdown_grace=0)
     desk.guard = guard
     policy = Policy(concurrency=conc(1))
@@ -534,6 +534,28 @@ async def test_calls_of_every_ending_leave_no_memory_behind(open_desk: OpenDesk,
         tracemalloc.stop()
     # Tables that grow now and then are no leak; a single object for each call would be more, each time.
     assert min(after - before for before, after in itertools.pairwise(held)) < 16 * rounds
+
+
+@WAYS_TO_RUN
+async def test_a_signal_that_outlives_its_calls_keeps_nothing_of_them(desk: Desk, policy: Policy) -> None:
+    """resilience4j/resilience4j#332: what was registered for a call is taken back, however it ends."""
+    signal = AbortSignal()
+    gate = asyncio.Event()
+    desk.call(policy=policy, body=until(gate))
+    await settle()
+    for ending in ("expires", "is cancelled", "is called"):
+        attempt = desk.call(policy=policy, signal=signal)
+        await settle()
+        assert len(signal._listeners) == 1
+        if ending == "is cancelled":
+            attempt.cancel()
+        elif ending == "is called":
+            gate.set()
+        await attempt
+        assert not signal._listeners
+    for _ in range(5):
+        assert (await desk.call(policy=policy, signal=signal)).outcome == "ok"
+    assert not signal._listeners
 
 
 async def test_a_scope_of_anyio_that_is_cancelled_gives_the_slot_back(desk: Desk) -> None:

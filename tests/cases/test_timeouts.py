@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from frontmcp_py import (
     Timeout,
     ToolContext,
 )
+from frontmcp_py.guard import Run
 from frontmcp_py.policy import ON_CANCEL, OnCancel
 from frontmcp_py.testing import settle
 from tests.cases.asgi import Request, call, code_of_call, serving
@@ -314,6 +316,21 @@ async def test_the_signal_is_aborted_at_the_deadline_with_the_very_error_of_the_
     assert attempt.ended == 1.0
 
 
+@pytest.mark.parametrize("cancel_after", [0, 2])
+async def test_a_caller_that_goes_early_does_not_lengthen_the_work(desk: Desk, cancel_after: float) -> None:
+    """knacklabs/gantry#328: the work went on without an end because nobody was there to be answered."""
+    signal = AbortSignal()
+    policy = Policy(concurrency=conc(1), timeout=Timeout(3, cancel_after=cancel_after), on_cancel="abort")
+    attempt = desk.call(policy=policy, seconds=60, signal=signal)
+    await at(1)
+    signal.abort()
+    await attempt
+    assert (attempt.outcome, attempt.answered) == ("CANCELLED", 1.0)
+    await desk.everybody()
+    assert attempt.ended == 3 + cancel_after
+    assert (desk.counts.cancelled, desk.counts.timed_out) == (1, 0)
+
+
 def test_at_whatever_moment_around_the_deadline_the_result_comes_there_is_one_answer() -> None:
     """tao12345666333/ankaloop#47, fastapi/fastapi#14099: result and deadline in one turn of the loop."""
 
@@ -421,3 +438,71 @@ async def test_the_callers_own_timeout_is_the_callers(desk: Desk) -> None:
     await settle()
     assert (desk.counts.cancelled, desk.counts.timed_out) == (1, 0)
     assert (await desk.call(policy=policy)).outcome == "ok"
+
+
+# ------------------------------------------------------------------------------------ what goes with a call
+
+WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
+
+
+@pytest.mark.parametrize("kind", ["inline", "own task", "thread"])
+@pytest.mark.parametrize("queued", [False, True])
+async def test_a_body_sees_the_context_of_its_caller_and_nobody_elses(
+    desk: Desk, kind: str, queued: bool
+) -> None:
+    """modelcontextprotocol/python-sdk#1646: what goes on elsewhere still goes on for the same caller."""
+    guard = desk.guard
+    policy = Policy(concurrency=conc(1, wait=9), on_cancel="cancel" if kind == "inline" else "abort")
+    plan = guard.bind("tool", policy, threads=kind == "thread")
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.append(WHO.get())
+
+    async def body(run: Run) -> None:
+        if kind == "thread":
+            await guard.in_thread(run, look)
+        else:
+            look()
+
+    async def caller(name: str) -> None:
+        WHO.set(name)
+        await guard.call(plan, Call("tool"), body, inline=kind == "inline")
+
+    gate = asyncio.Event()
+    if queued:
+        holder = asyncio.create_task(guard.call(plan, Call("tool"), lambda _: gate.wait()))
+        await settle()
+    callers = [asyncio.create_task(caller(name)) for name in ("alice", "bob")]
+    await settle()
+    gate.set()
+    await asyncio.gather(*callers, *([holder] if queued else []))
+    assert seen == ["alice", "bob"]
+    assert WHO.get() == "nobody"
+
+
+@ERAS
+async def test_a_call_within_a_call_has_a_deadline_of_its_own_and_its_parents(era: str) -> None:
+    """SamSaffron/term-llm#686: whichever comes first, and each is told as what it is."""
+    server = FrontMCP("server")
+
+    @server.tool(timeout=Timeout(2, cancel_after=0))
+    async def inner() -> str:
+        await asyncio.sleep(60)
+        return "never"
+
+    @server.tool(timeout=Timeout(3, cancel_after=0))
+    async def outer(ctx: ToolContext) -> str:
+        first = await ctx.call_tool("inner")
+        second = await ctx.call_tool("inner")
+        return f"{text_of(first)}, {text_of(second)}"
+
+    async with connected(server, era) as client:
+        result = await client.call_tool("outer", {})
+        assert (code_of(result), now()) == ("EXECUTION_TIMEOUT", 3.0)
+        assert text_of(result) == 'Execution of "outer" timed out after 3000ms'
+        # What it called is told, and cancelled when its own deadline says so.
+        await at(4.001)
+        assert server.guard.statistics().active == 0
+    tools = server.guard.statistics().tools
+    assert (tools["inner"].timed_out, tools["inner"].cancelled, tools["outer"].timed_out) == (1, 1, 1)

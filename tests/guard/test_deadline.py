@@ -166,6 +166,43 @@ async def test_cancel_after_cancels_the_body_so_long_after_the_deadline(cancel_a
     assert (body.aborted_at, body.cancelled_at) == (1, 1 + cancel_after)
 
 
+@pytest.mark.parametrize("how", ["signal", "task"])
+@virtual_time
+async def test_work_whose_caller_went_before_the_deadline_is_cancelled_as_late_as_it_would_have_been(
+    how: str,
+) -> None:
+    guard, body, signal = new_guard(), Listener(), AbortSignal()
+    policy = Policy(concurrency=1, timeout=Timeout(5, cancel_after=2), on_cancel="abort")
+    task = asyncio.create_task(guard.run(Call("x"), policy, body, signal))
+    await asyncio.sleep(1)
+    if how == "signal":
+        signal.abort()
+    else:
+        task.cancel()
+    await asyncio.wait([task])
+    await asyncio.sleep(50)
+    assert (body.aborted_at, body.cancelled_at) == (1, 7)
+    assert isinstance(body.reason, Cancelled)
+    counts = guard.statistics().counts
+    assert (counts.cancelled, counts.timed_out) == (1, 0)
+
+
+@virtual_time
+async def test_work_that_was_cancelled_with_its_caller_is_not_cancelled_again() -> None:
+    guard = new_guard()
+    held = await hold(
+        guard, "x", Policy(timeout=Timeout(5, cancel_after=0), on_cancel="cancel"), stubborn=True
+    )
+    held.task.cancel()
+    await settle()
+    assert held.was_cancelled
+    held.was_cancelled = False
+    await asyncio.sleep(50)
+    assert not held.was_cancelled
+    held.let_go()
+    await settle()
+
+
 @virtual_time
 async def test_a_body_that_ends_before_is_not_cancelled() -> None:
     guard, body = new_guard(), Listener(seconds=2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from frontmcp_py.call import Call
 from frontmcp_py.guard import Guard, Limits
 from frontmcp_py.guard.describe import as_data, describe, sentence
-from frontmcp_py.policy import Concurrency, Policy, RateLimit, Throttle, Timeout
+from frontmcp_py.policy import Admission, Concurrency, Policy, RateLimit, Throttle, Timeout
 
 
 def limits(policy: Policy, throttle: Throttle | None = None) -> Limits:
@@ -126,6 +126,26 @@ def test_defaults_and_globals_are_told_where_they_hold() -> None:
     assert sentence(limits(Policy(None, None, None), throttle)) == (
         "Limits: at most 100 calls per hour over all tools; at most 9 at a time over all tools."
     )
+
+
+@pytest.mark.parametrize(
+    ("queue_timeout", "admission", "told"),
+    [
+        (5, Admission(queue_timeout=9), "waiting up to 5 seconds for a turn"),
+        (60, Admission(queue_timeout=9), "waiting up to 9 seconds for a turn"),
+        (None, Admission(queue_timeout=9), "waiting up to 9 seconds for a turn"),
+        (60, None, "waiting up to 1 minute for a turn"),
+    ],
+)
+def test_nobody_is_told_of_a_longer_wait_than_admission_lets(
+    queue_timeout: float | None, admission: Admission | None, told: str
+) -> None:
+    slot = Concurrency(1, queue_timeout=queue_timeout)
+    guard = Guard(Throttle(admission=admission, global_concurrency=None if queue_timeout is None else slot))
+    limits = guard.limits_of(Policy(concurrency=slot))
+    assert sentence(limits).count(told) == 1 + len(limits.global_slots)
+    times = {each.get("queueTimeoutMs") for each in as_data(limits)["concurrency"]}
+    assert times == {limits.slots[0].queue_timeout and limits.slots[0].queue_timeout * 1000}
 
 
 def test_with_the_throttle_off_a_tools_own_timeout_is_still_told() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from frontmcp_py.call import Call
-from frontmcp_py.guard import Counts
+from frontmcp_py.guard import Counts, Guard
 from frontmcp_py.policy import Concurrency, Policy
-from frontmcp_py.testing import settle, virtual_time
+from frontmcp_py.testing import FakeClock, run_virtual, settle, virtual_time
 from tests.guard.support import FREE, adds_up, code_of, hold, new_guard, once
 
 MUTEX = Policy(concurrency=Concurrency(1, queue_timeout=5))
@@ -141,6 +141,21 @@ async def test_a_tool_that_is_gone_keeps_its_row() -> None:
     assert guard.statistics().tools["x"].completed == 1
     await guard.call(guard.bind("x", FREE), Call("x"), nothing)
     assert guard.statistics().tools["x"].completed == 2
+
+
+def test_counters_and_peaks_live_on_from_loop_to_loop() -> None:
+    guard = Guard(clock=FakeClock())
+
+    async def main(calls: int) -> None:
+        async with guard:
+            held = [await hold(guard, "x") for _ in range(calls)]
+            for each in held:
+                await each.end()
+
+    for calls in (3, 1):
+        run_virtual(main, calls)
+    statistics = guard.statistics()
+    assert (statistics.counts.completed, statistics.peak_active) == (4, 3)
 
 
 @virtual_time

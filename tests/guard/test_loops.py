@@ -16,7 +16,7 @@ from frontmcp_py.guard import Guard, Run
 from frontmcp_py.policy import Admission, Concurrency, OnCancel, Policy, Throttle
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.testing import FakeClock, run_virtual, settle, virtual_time
-from tests.guard.support import FREE, Held, adds_up, code_of, hold, is_clean, new_guard, now, once, refusal
+from tests.guard.support import Held, adds_up, code_of, hold, is_clean, new_guard, now, once, refusal
 
 MUTEX = Policy(concurrency=Concurrency(1, queue_timeout=5))
 
@@ -115,10 +115,12 @@ async def test_work_that_was_answered_already_is_cancelled_in_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [FREE, Policy(on_cancel="cancel"), Policy(timeout=1)], ids=["own", "inline", "timed"]
+    "policy",
+    [Policy(concurrency=1), Policy(concurrency=1, on_cancel="cancel"), Policy(concurrency=1, timeout=1)],
+    ids=["own", "inline", "timed"],
 )
 @virtual_time
-async def test_work_that_ignores_its_cancellation_is_left_behind_and_named(
+async def test_work_that_ignores_its_cancellation_is_named_and_keeps_its_places_while_its_loop_runs(
     policy: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = new_guard(shutdown_grace=3)
@@ -129,17 +131,13 @@ async def test_work_that_ignores_its_cancellation_is_left_behind_and_named(
     [warning] = warnings_in(caplog)
     assert '"sticky"' in warning
     assert "cancel" in warning
-    # Its places are free at once, and its own end, later, gives nothing back a second time.
-    mutex = Policy(concurrency=Concurrency(1, key="sticky"))
-    other = await hold(guard, "other", mutex)
-    held.let_go()
-    await asyncio.wait([held.task])
-    await settle()
-    assert await code_of(once(guard, "another", mutex)) == "CONCURRENCY_LIMIT"
-    await other.end()
-    if not held.task.cancelled() and held.task.exception() is not None:
-        await held.refusal()
-    adds_up(guard)
+    async with guard:
+        assert await code_of(once(guard, "sticky", policy)) == "CONCURRENCY_LIMIT"
+        adds_up(guard)
+        held.let_go()
+        await asyncio.wait([held.task])
+        await settle()
+        assert await code_of(once(guard, "sticky", policy)) == "ok"
 
 
 @virtual_time

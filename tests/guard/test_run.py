@@ -125,6 +125,26 @@ async def test_nothing_of_a_call_that_cannot_be_bound_is_counted() -> None:
 
 
 @virtual_time
+async def test_what_is_no_call_and_no_policy_is_refused() -> None:
+    guard = new_guard()
+    wrong: Any = Policy("2/hour")
+    with pytest.raises(TypeError, match=r"Guard\.run: .* is not allowed; give a Call"):
+        await guard.run(wrong, wrong, plain)
+    wrong = {"rate_limit": "2/hour"}
+    with pytest.raises(TypeError, match=r"Guard\.run: .* is not allowed; give a Policy"):
+        await guard.run(Call("x"), wrong, plain)
+
+
+@virtual_time
+async def test_ever_new_policies_do_not_make_it_grow() -> None:
+    guard = new_guard()
+    for _ in range(1500):
+        # Each has a function of its own, so no two are equal.
+        await once(guard, "x", Policy(RateLimit(10**6, 60, lambda _: "all")))
+    assert len(guard._bound) <= 1024
+
+
+@virtual_time
 async def test_a_guard_need_not_be_entered() -> None:
     assert await code_of(once(Guard())) == "ok"
 

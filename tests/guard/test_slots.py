@@ -173,6 +173,16 @@ async def test_a_waiter_is_refused_when_its_time_is_up() -> None:
     await running.end()
 
 
+@pytest.mark.parametrize(("seconds", "text"), [(0.25, "250ms"), (0.0015, "1.5ms"), (0.0004, "0.4ms")])
+@virtual_time
+async def test_the_time_that_it_waited_is_told_exactly(seconds: float, text: str) -> None:
+    guard = new_guard()
+    policy = Policy(concurrency=Concurrency(1, queue_timeout=seconds))
+    running, waiting = await hold(guard, "x", policy), await hold(guard, "x", policy)
+    assert f" {text} " in str(await waiting.refusal())
+    await running.end()
+
+
 @virtual_time
 async def test_without_a_time_of_its_own_a_call_waits_as_long_as_admission_lets_it() -> None:
     guard = new_guard()
