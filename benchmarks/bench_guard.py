@@ -58,9 +58,19 @@ def test_guard_around_a_noop(benchmark: Any, name: str, options: dict[str, Any],
     record(benchmark, f"the guard alone around a no-op, {name}", budget, vars(ratio))
 
 
-async def refusals(limits: Policy, prepare: Callable[[Guard], Awaitable[Any]]) -> Ratio:
+KINDS = pytest.mark.parametrize(
+    ("kind", "options"),
+    [("ordinary", {}), ('`on_cancel="cancel"`', {"on_cancel": "cancel"})],
+    ids=["ordinary", "cancel"],
+)
+
+
+async def refusals(
+    limits: Policy, prepare: Callable[[Guard], Awaitable[Any]], options: dict[str, Any]
+) -> Ratio:
+    """A refusal against an admission of the same kind of call."""
     async with Guard(throttle()) as guard:
-        admitted = policy(on_cancel="cancel")
+        admitted = policy(**options)
         await prepare(guard)
 
         async def refused(count: int) -> None:
@@ -78,20 +88,24 @@ async def refusals(limits: Policy, prepare: Callable[[Guard], Awaitable[Any]]) -
         return await take_turns(refused, admits, rounds=40, calls=1000)
 
 
-def test_rate_limited(benchmark: Any) -> None:
+@KINDS
+def test_rate_limited(benchmark: Any, kind: str, options: dict[str, Any]) -> None:
     """A call that its rate limit refuses, against one that is admitted."""
-    limits = Policy(rate_limit=RateLimit(1, window="365d"), on_cancel="cancel")
+    limits = Policy(rate_limit=RateLimit(1, window="365d"), **options)
 
     async def use_up(guard: Guard) -> None:
         await guard.run(Call("refused"), limits, noop)
 
-    ratio: Ratio = run_once(benchmark, lambda: refusals(limits, use_up))
-    record(benchmark, "a refusal by a rate limit, against an admission", "at most 1", vars(ratio))
+    ratio: Ratio = run_once(benchmark, lambda: refusals(limits, use_up, options))
+    record(
+        benchmark, f"a refusal by a rate limit, against an admission ({kind} calls)", "at most 1", vars(ratio)
+    )
 
 
-def test_slot_taken(benchmark: Any) -> None:
+@KINDS
+def test_slot_taken(benchmark: Any, kind: str, options: dict[str, Any]) -> None:
     """A call that finds its slot taken, against one that is admitted."""
-    limits = Policy(concurrency=1, on_cancel="cancel")
+    limits = Policy(concurrency=1, **options)
     holders: list[asyncio.Task[None]] = []
 
     async def take(guard: Guard) -> None:
@@ -106,9 +120,10 @@ def test_slot_taken(benchmark: Any) -> None:
 
     async def measured() -> Ratio:
         try:
-            return await refusals(limits, take)
+            return await refusals(limits, take, options)
         finally:
             holders.pop().cancel()
 
     ratio: Ratio = run_once(benchmark, measured)
-    record(benchmark, "a refusal for want of a slot, against an admission", "at most 1", vars(ratio))
+    name = f"a refusal for want of a slot, against an admission ({kind} calls)"
+    record(benchmark, name, "at most 1", vars(ratio))

@@ -783,11 +783,14 @@ def calls_made(action: Callable[[], object]) -> int:
             count += 1
 
     before = sys.getprofile()
+    # A collection in between would call whatever others have hung into the collector.
+    gc.disable()
     sys.setprofile(count_call)
     try:
         action()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return count
 
 

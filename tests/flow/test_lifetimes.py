@@ -162,6 +162,9 @@ def test_a_loop_that_just_ends_leaves_nothing_to_the_next(mode: Mode) -> None:
     assert asyncio.run(again()) == "held"
     _end(loop)
     assert left(server) == (0, 0, 0, 0)
+    # However they ended, nobody was told that the work was done.
+    answers = [call for call in calls if not call.cancelled() and call.exception() is None]
+    assert {code(answer.result()) for answer in answers} <= {"OVERLOADED"}
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:

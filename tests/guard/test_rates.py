@@ -135,6 +135,22 @@ def test_a_sliding_window_weighs_the_last_window_by_how_much_of_it_is_in_view() 
     assert tool.admitted(20) == 10
 
 
+def test_the_wait_of_a_sliding_window_is_exact() -> None:
+    tool = Tool(RateLimit(4, "1m", strategy="sliding-window"), start=at("10:00:30"))
+    assert tool.admitted(5) == 4
+    # Full by what is current: until some of it has left the view, which it begins to do in the next window.
+    assert tool.error().retry_after == 30.001
+    tool.clock.set(at("10:01:00"))
+    assert tool.error().retry_after == 0.001
+    # A quarter of what was has left the view, which makes room for one, and a moment later for one more.
+    tool.clock.set(at("10:01:15"))
+    assert tool.admitted(2) == 1
+    assert tool.error().retry_after == 0.001
+    tool.clock.set(at("10:01:15.001"))
+    assert tool.admitted(2) == 1
+    assert tool.error().retry_after == 15
+
+
 # ------------------------------------------------------------------------- decisions, against a plain model
 
 

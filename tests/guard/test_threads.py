@@ -185,6 +185,30 @@ async def test_it_counts_in_admissions_queue() -> None:
     await waiting.end()
 
 
+@pytest.mark.parametrize("leaves", ["cancelled", "in time", "refused at once"])
+@virtual_time
+async def test_while_observing_a_call_without_a_thread_gives_back_what_it_would_have_held(
+    leaves: str,
+) -> None:
+    guard = new_guard(Throttle(mode="observe", global_concurrency=1), worker_threads=1)
+    busy = await start(guard)
+    waiting = await start(guard, "y", Policy(concurrency=1))
+    if leaves == "cancelled":
+        waiting.task.cancel()
+        await asyncio.wait([waiting.task])
+    elif leaves == "in time":
+        await waiting.refusal()
+    else:
+        await guard.__aenter__()
+        closing = asyncio.create_task(guard.__aexit__(None, None, None))
+        assert (await waiting.refusal()).code == "OVERLOADED"
+        await busy.end()
+        await closing
+    assert guard.statistics().places == (leaves != "refused at once")
+    busy.let_go()
+    await asyncio.wait([busy.task])
+
+
 @virtual_time
 async def test_a_slot_and_a_thread_are_taken_together_and_nobody_keeps_a_thread() -> None:
     guard = new_guard(worker_threads=2)

@@ -241,16 +241,20 @@ def test_windows_that_nobody_calls_any_more_are_freed_by_calls_of_others() -> No
     clock = FakeClock()
     storage = MemoryStorage(clock)
     limits = [RateLimit(1, window, "user_id", strategy) for strategy in STRATEGIES for window in (1, 60)]
-    rates = bind_rates(limits, "x", storage.counts)
-    for rate in rates:
-        for number in range(50):
-            assert storage.take(Claim([(rate, f"subject-{number}")])) is Verdict.TAKEN
-    assert storage.counts.held == 300
+    seen: list[weakref.ref[Key]] = []
+    for rate in bind_rates(limits, "x", storage.counts):
+        for number in range(100):
+            key = Key(f"subject-{number}")
+            seen.append(weakref.ref(key))
+            assert storage.take(Claim([(rate, key)])) is Verdict.TAKEN
+    del key
+    assert storage.counts.held == 600
     clock.advance(120)
     busy = bind_rates([RateLimit(100, 3600)], "y", storage.counts)[0]
-    for _ in range(20):
+    for _ in range(30):
         assert storage.take(Claim([(busy, "y")])) is Verdict.TAKEN
     assert storage.counts.held == 1
+    assert not any(ref() for ref in seen)
 
 
 def test_no_thread_is_started() -> None:
