@@ -314,6 +314,7 @@ class StepLoop(VirtualTimeLoop):
         self.ran = 0
         self.strike: Callable[[], object] | None = None
         self.struck = False
+        self.struck_at: float | None = None
         self._steps_left = step
         super().__init__()
 
@@ -334,6 +335,7 @@ class StepLoop(VirtualTimeLoop):
             self._steps_left -= 1
             if not self._steps_left:
                 self.struck = True
+                self.struck_at = self.time()
                 self.strike()
         callback(*args)
 

@@ -13,7 +13,17 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from frontmcp_py import AbortSignal, Admission, Call, Guard, Overloaded, Policy, Throttle, Timeout
+from frontmcp_py import (
+    AbortSignal,
+    Admission,
+    Call,
+    ExecutionTimeout,
+    Guard,
+    Overloaded,
+    Policy,
+    Throttle,
+    Timeout,
+)
 from frontmcp_py.testing import settle
 from tests.cases.desk import (
     WAYS_TO_RUN,
@@ -91,13 +101,21 @@ async def test_a_timed_out_call_gives_its_slot_back_before_its_caller_comes_agai
     cancel_after = 0 if how == "cancel_after" else None
     policy = Policy(concurrency=conc(2), timeout=Timeout(0.05, cancel_after=cancel_after))
 
+    async def sleep() -> None:
+        await asyncio.sleep(1)
+
+    async def sleep_until_told(signal: AbortSignal) -> None:
+        async with signal.scope():
+            await asyncio.sleep(1)
+
+    work = sleep if how == "cancel_after" else sleep_until_told
+
     async def one_after_the_other() -> None:
         for _ in range(calls // 2):
             start = now()
-            attempt = desk.call(policy=policy, body=lambda a: listen(a, 1), listens=how == "signal")
-            await attempt
-            assert attempt.outcome == "EXECUTION_TIMEOUT"
-            assert attempt.answered == pytest.approx(start + 0.05)
+            with pytest.raises(ExecutionTimeout):
+                await desk.guard.run(Call("tool"), policy, work)
+            assert now() == pytest.approx(start + 0.05)
 
     await asyncio.gather(one_after_the_other(), one_after_the_other())
     assert desk.counts.timed_out == calls

@@ -173,27 +173,27 @@ def _observable(server: FrontMCP, cases: Cases) -> None:
         cases[case].let_go()
         return "null"
 
-    @server.mcp.resource("flow://let-everybody-go")
-    async def let_everybody_go() -> str:
-        for case in cases.values():
-            case.let_go()
-        return "null"
-
     @server.mcp.resource("flow://statistics/{field}/{number}")
     async def statistics(field: str, number: str) -> str:
         """The guard's statistics, once a field of them has a number, or it is too late for that."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE / 2):
-                # The guard does not tell when something changes, so this looks again and again.
-                while field != "-" and getattr(server.guard.statistics(), field) != int(number):  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-        return json.dumps(_statistics(server))
+        return json.dumps(await _statistics(server, field, int(number)))
+
+    @server.mcp.resource("flow://end")
+    async def end() -> str:
+        """The guard's statistics, once all cases have been let go and nothing runs any more."""
+        for case in cases.values():
+            case.let_go()
+        return json.dumps(await _statistics(server, "active", 0))
 
 
-def _statistics(server: FrontMCP) -> dict[str, Any]:
-    """The guard's statistics, as data."""
+async def _statistics(server: FrontMCP, field: str, number: int) -> dict[str, Any]:
+    """The guard's statistics as data, once a field has a number, or it is too late for that."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE / 2):
+            # The guard does not tell when something changes, so this looks again and again.
+            while field != "-" and getattr(server.guard.statistics(), field) != number:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
     now = server.guard.statistics()
-    rows = {tool: _counts(counts) for tool, counts in now.tools.items()}
     return {
         "active": now.active,
         "abandoned": now.abandoned,
@@ -202,7 +202,7 @@ def _statistics(server: FrontMCP) -> dict[str, Any]:
         "unknown": now.unknown,
         "live_slots": server.guard._scheduler.live_slots,
         "counts": _counts(now.counts),
-        "tools": rows,
+        "tools": {tool: _counts(counts) for tool, counts in now.tools.items()},
     }
 
 
@@ -328,7 +328,7 @@ def _late(app: App, cases: Cases) -> None:
         _work_in_thread(_listening(cases[case], ctx))
         return Ticket(number=1, titles=[])
 
-    @app.tool(timeout=Timeout("200ms", cancel_after=0), concurrency=slot)
+    @app.tool(timeout=Timeout("100ms", cancel_after=0), concurrency=slot)
     async def late_and_cancelled(case: str, ctx: ToolContext) -> str:
         return await _work(_listening(cases[case], ctx))
 
@@ -337,7 +337,7 @@ def _late(app: App, cases: Cases) -> None:
         await cases[case].gate()
         raise ZeroDivisionError(SECRET)
 
-    @app.tool(timeout="300ms")
+    @app.tool(timeout="200ms")
     async def talkative(case: str, ctx: ToolContext) -> str:
         await ctx.report_progress(1, 2, "early")
         await ctx.log("info", "early")

@@ -15,7 +15,19 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.flow.wires import ALL, HTTP, IN_PROCESS, STDIO, Kind, Servers, Wire, http_client, over, text
+from tests.flow.wires import (
+    ALL,
+    HTTP,
+    IN_PROCESS,
+    STDIO,
+    Kind,
+    Server,
+    Servers,
+    Wire,
+    http_client,
+    over,
+    text,
+)
 
 GIVES_UP: Final = "its caller gives up"
 TIMES_OUT: Final = "its client's read timeout passes"
@@ -242,11 +254,12 @@ async def test_a_running_call_whose_client_in_this_process_goes(
             await call
 
 
-@pytest.mark.parametrize("kind", STDIO, ids=str)
-async def test_calls_of_a_client_on_stdio_that_goes_have_their_grace(
-    servers: Servers, kind: Kind, case: str
-) -> None:
-    server = servers.of_its_own(kind, f"{kind}-{case}")
+async def test_calls_of_clients_on_stdio_that_go_have_their_grace(servers: Servers, case: str) -> None:
+    # Together, as both really wait.
+    await asyncio.gather(*(go_from_stdio(servers.of_its_own(kind, f"{kind}-{case}"), case) for kind in STDIO))
+
+
+async def go_from_stdio(server: Server, case: str) -> None:
     tools = ("read", "wind_up", "change")
     async with server.connect() as wire:
         calls = [wire.start(tool, case=f"{case}-{tool}") for tool in tools]
@@ -298,7 +311,7 @@ async def test_a_waiting_call_whose_caller_gives_up(wire: Wire, case: str, tool:
 
 async def test_a_waiting_call_whose_client_has_waited_long_enough(wire: Wire, case: str) -> None:
     async with one_runs(wire, case):
-        call = asyncio.create_task(wire.client.call_tool("change", {"case": case}, read_timeout_seconds=0.4))
+        call = asyncio.create_task(wire.client.call_tool("change", {"case": case}, read_timeout_seconds=0.25))
         await wire.statistics("waiting", 1)
         with pytest.raises(MCPError) as error:
             await call

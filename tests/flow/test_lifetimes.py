@@ -93,9 +93,8 @@ def test_a_server_runs_on_one_loop_after_the_other_and_goes_on_counting(
     assert codes == [None] * 4 + ["RATE_LIMIT_EXCEEDED"] * 2
 
 
-@both_modes
 def test_a_thread_that_hangs_is_named_and_the_next_loop_has_all_its_places(
-    mode: Mode, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = FrontMCP("life", worker_threads=1, shutdown_grace=0)
     is_at_work, is_open = threading.Event(), threading.Event()
@@ -108,13 +107,13 @@ def test_a_thread_that_hangs_is_named_and_the_next_loop_has_all_its_places(
 
     async def call() -> types.CallToolResult:
         is_at_work.clear()
-        async with server.connect(mode=mode) as client:
+        async with server.connect() as client:
             answer = await client.call_tool("hang", {})
             assert await asyncio.to_thread(is_at_work.wait, SOON)
         return answer
 
     async def look() -> None:
-        async with server.connect(mode=mode):
+        async with server.connect():
             pass
 
     with caplog.at_level(logging.WARNING, "frontmcp_py"):

@@ -74,17 +74,15 @@ async def test_a_slot_that_stays_taken_refuses_after_the_wait(wire: Wire, case: 
     assert text(await wire.call("knock_patiently", case=case)) == "open"
 
 
-@pytest.mark.parametrize(
-    ("tool", "limit"), [("late", 50), ("late_in_thread", 50), ("late_and_cancelled", 200)]
-)
+@pytest.mark.parametrize("tool", ["late", "late_in_thread"])
 async def test_a_call_that_takes_too_long_is_answered_at_its_deadline(
-    wire: Wire, case: str, tool: str, limit: int
+    wire: Wire, case: str, tool: str
 ) -> None:
     assert_refused(
         await wire.call(tool, case=case),
-        f'Execution of "{tool}" timed out after {limit}ms',
+        f'Execution of "{tool}" timed out after 50ms',
         code="EXECUTION_TIMEOUT",
-        limit=limit,
+        limit=50,
         scope="tool",
     )
     await wire.let_go(case)

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import sys
@@ -174,6 +175,8 @@ class Servers:
         self._folder = folder
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.flow.program", "uvicorn"])
+        # It imports while the first tests run, which need none of its processes.
+        multiprocessing.forkserver.ensure_running()
         self._made: dict[tuple[object, ...], Server] = {}
         self._processes: list[ForkServerProcess] = []
         self._log = io.StringIO()
@@ -314,9 +317,10 @@ class Wire:
         """Let the tools of a case go on, now and later."""
         await self._read(f"let-go/{case}")
 
-    async def let_everybody_go(self) -> None:
-        """Let the tools of all cases so far go on: a test that fails leaves no work behind for the next."""
-        await self._read("let-everybody-go")
+    async def end(self) -> dict[str, Any]:
+        """The guard's statistics at the end of a test, when all that its calls waited for has happened."""
+        statistics: dict[str, Any] = await self._read("end")
+        return statistics
 
     async def statistics(self, field: str = "-", number: int = 0) -> dict[str, Any]:
         """The guard's statistics, once a field of them has a number."""
