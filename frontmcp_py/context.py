@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from mcp.server.mcpserver.context import Context
 from mcp_types import CallToolResult
 
+from frontmcp_py import process
 from frontmcp_py.call import Caller
+from frontmcp_py.policy import Duration
+from frontmcp_py.process import DEFAULT_MAX_OUTPUT, ProcessResult
 from frontmcp_py.signal import AbortSignal
 
 if TYPE_CHECKING:
@@ -88,3 +92,93 @@ class ToolContext(Context[Any, Any]):
             Its result. A refusal is a result too, with `is_error` and a `code` in its `_meta`.
         """
         return await self._progressing.call_tool(name, arguments or {})
+
+    @overload
+    async def run_process(
+        self,
+        *argv: str | os.PathLike[str],
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str | bytes | None = None,
+        timeout: Duration | None = None,
+        max_output: int = DEFAULT_MAX_OUTPUT,
+        text: Literal[True] = True,
+        shell: bool = False,
+    ) -> ProcessResult[str]: ...
+
+    @overload
+    async def run_process(
+        self,
+        *argv: str | os.PathLike[str],
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str | bytes | None = None,
+        timeout: Duration | None = None,
+        max_output: int = DEFAULT_MAX_OUTPUT,
+        text: Literal[False],
+        shell: bool = False,
+    ) -> ProcessResult[bytes]: ...
+
+    async def run_process(
+        self,
+        *argv: str | os.PathLike[str],
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str | bytes | None = None,
+        timeout: Duration | None = None,
+        max_output: int = DEFAULT_MAX_OUTPUT,
+        text: bool = True,
+        shell: bool = False,
+    ) -> ProcessResult[str] | ProcessResult[bytes]:
+        """Run a command, and end it with everything it has started when this call should stop.
+
+        It listens to the call's signal: at the call's deadline, when its client cancels (whatever the tool's
+        `on_cancel` says) and when the server shuts down, the command is ended, and this raises the signal's
+        reason. No process of the command's group is left when this returns or raises. POSIX only.
+
+        Args:
+            argv: The program and its arguments, each on its own.
+            cwd: The folder to run it in.
+            env: All of its environment; by default the server's.
+            input: What it reads from standard input, which is empty by default. Text is encoded as UTF-8.
+            timeout: How long it may take, as a `Duration` of a millisecond to a day.
+            max_output: How many bytes it may write, to standard output and standard error together.
+            text: Whether the result has `str`, from UTF-8 with what cannot be read replaced, or `bytes`.
+            shell: Whether `argv` is one text for `/bin/sh`. Never put into it what a caller has sent.
+
+        Returns:
+            Its exit status, which may be any, and its output.
+
+        Raises:
+            ProcessTimeout: It took longer than `timeout`.
+            OutputLimit: It wrote more than `max_output`.
+            GuardError: The call should stop: the signal's reason.
+            OSError: It could not be started; `filename` is the program or folder that is missing.
+            ConfigurationError: A value that no command can be run with.
+            TypeError: An argument that is something else than it has to be.
+            NotImplementedError: This system has no process groups.
+        """
+        # For type checkers only: each of the two values of `text` has an overload of its own.
+        if text is False:
+            return await process.run(
+                *argv,
+                cwd=cwd,
+                env=env,
+                input=input,
+                timeout=timeout,
+                max_output=max_output,
+                text=False,
+                shell=shell,
+                signal=self.signal,
+            )
+        return await process.run(
+            *argv,
+            cwd=cwd,
+            env=env,
+            input=input,
+            timeout=timeout,
+            max_output=max_output,
+            text=text,
+            shell=shell,
+            signal=self.signal,
+        )

@@ -63,16 +63,18 @@ class Slot(_Spot):
         key: What the slot is known by; tickets that name the same key share it.
         capacity: How many tickets may hold it at once.
         held: How many do. Forced tickets may take it above `capacity`.
+        peak: The most that held it at once.
         first: The first of the line, who keeps one place here; `None` when nobody stands in line.
     """
 
-    __slots__ = ("_control", "_nested", "_normal", "capacity", "first", "held", "key", "lasting")
+    __slots__ = ("_control", "_nested", "_normal", "capacity", "first", "held", "key", "lasting", "peak")
 
     def __init__(self, key: Hashable, capacity: int, *, lasting: bool = False) -> None:
         super().__init__()
         self.key: Hashable = key
         self.capacity: int = capacity
         self.held: int = 0
+        self.peak: int = 0
         self.first: Ticket | None = None
         self.lasting: bool = lasting
         # Ordered dicts, not plain ones: taking from the front of a dict over and over is quadratic.
@@ -146,9 +148,19 @@ class Pool:
         reserved: How many of them only control tickets may use.
         held: Places taken.
         held_normal: Places taken by normal tickets, at most `capacity - reserved`.
+        peak: The most places that were taken at once.
     """
 
-    __slots__ = ("_control_door", "_normal_door", "capacity", "held", "held_normal", "name", "reserved")
+    __slots__ = (
+        "_control_door",
+        "_normal_door",
+        "capacity",
+        "held",
+        "held_normal",
+        "name",
+        "peak",
+        "reserved",
+    )
 
     def __init__(self, name: str, capacity: int, reserved: int) -> None:
         self.name: str = name
@@ -156,6 +168,7 @@ class Pool:
         self.reserved: int = reserved
         self.held: int = 0
         self.held_normal: int = 0
+        self.peak: int = 0
         self._control_door = _Door()
         self._normal_door = _Door()
 
@@ -382,8 +395,12 @@ class Scheduler:
     def _take(self, ticket: Ticket) -> None:
         for slot in ticket.slots:
             slot.held += 1
+            if slot.held > slot.peak:
+                slot.peak = slot.held
         for pool in ticket.pools:
             pool.held += 1
+            if pool.held > pool.peak:
+                pool.peak = pool.held
             if not ticket.control:
                 pool.held_normal += 1
         ticket.state = _HOLDING

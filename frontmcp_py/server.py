@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import anyio
@@ -19,9 +19,13 @@ from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
 
 from frontmcp_py.app import App, as_tools, check_list
+from frontmcp_py.config import ConfigOption, Settings
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.guard import Guard
-from frontmcp_py.http.endpoints import healthz
+from frontmcp_py.http.door import PROBES, Door
+from frontmcp_py.http.endpoints import METRICS_ACCESS, MetricsAccess, healthz, readyz
+from frontmcp_py.http.endpoints import metrics as metrics_endpoint
+from frontmcp_py.http.peer import TrustedProxies
 from frontmcp_py.identity import SESSIONS_ARE_CHECKED
 from frontmcp_py.policy import (
     DEFAULT_MAX_RESULT_BYTES,
@@ -31,8 +35,10 @@ from frontmcp_py.policy import (
     SHUTDOWN_GRACE_RANGE,
     WORKER_THREADS_RANGE,
     Duration,
+    IPRule,
     Throttle,
     ThrottleOption,
+    check_choice,
     check_count,
     check_flag,
     check_text,
@@ -65,24 +71,30 @@ class FrontMCP:
         apps: Whose tools, resources and prompts it serves.
         tools: Further tools; plain functions become tools without limits of their own.
         throttle: The server-wide limits: a `Throttle`, a mapping of its fields, or `False` for no limits at
-            all. Without one, tools' own limits and admission's defaults hold.
+            all. Without one, tools' own limits and admission's defaults hold. The mapping may be FrontMCP's
+            `throttle` object.
+        config: The operator's file, which changes limits without touching code: the path of a TOML or JSON
+            file, or a mapping of what it holds. `FRONTMCP_CONFIG` names another one.
         production: Whether clients are kept from what a tool raises unforeseen; by default, whether
             `FRONTMCP_ENV` says `production`.
         lifespan: As in the SDK: entered once for each stdio process, HTTP session manager or in-process
             client.
         auth: As in the SDK.
         token_verifier: As in the SDK.
+        trusted_proxies: Addresses and networks of the proxies in front of the server, as in `IPFilter`: of
+            these, `X-Forwarded-For` says who the client is. Nobody else is believed.
         describe_limits: Whether tools' descriptions tell the model of their limits.
         worker_threads: How many threads run `def` tools, 1 to 1000; control tools have a reserve beyond
             these.
-        shutdown_grace: How long running work may take to end when the last connection closes, 0 to 600
-            seconds.
+        shutdown_grace: How long running work may take to end when the last connection closes or the process
+            is told to stop, 0 to 600 seconds.
         max_result_bytes: The largest result, serialised: 1 KiB to 1 GiB.
+        metrics: Who may read `GET /metrics`: `local`, this machine; `public`, everybody; `False`, nobody.
         mcp_options: Further options of `MCPServer`.
 
     Raises:
-        ConfigurationError: A value is not allowed, two tools have one name, or tools disagree about a shared
-            slot.
+        ConfigurationError: A value is not allowed, two tools have one name, tools disagree about a shared
+            slot, or the operator's file cannot be read.
 
     Attributes:
         mcp: The SDK's server. A tool registered there gets the globals, the defaults and admission.
@@ -99,14 +111,17 @@ class FrontMCP:
         apps: Iterable[App] = (),
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
         throttle: ThrottleOption = None,
+        config: ConfigOption = None,
         production: bool | None = None,
         lifespan: Lifespan | None = None,
         auth: AuthSettings | None = None,
         token_verifier: TokenVerifier | None = None,
+        trusted_proxies: Sequence[IPRule] = (),
         describe_limits: bool = True,
         worker_threads: int = DEFAULT_WORKER_THREADS,
         shutdown_grace: Duration = DEFAULT_SHUTDOWN_GRACE,
         max_result_bytes: int = DEFAULT_MAX_RESULT_BYTES,
+        metrics: MetricsAccess = "local",
         mcp_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.name: str = check_text(name, "FrontMCP.name")
@@ -119,8 +134,10 @@ class FrontMCP:
         if lifespan is not None and not callable(lifespan):
             raise not_allowed("FrontMCP.lifespan", lifespan, "a function of the server, or None")
         self._lifespan = lifespan
+        self._trusted = TrustedProxies(trusted_proxies, "FrontMCP.trusted_proxies")
+        settings = Settings.of(throttle, config, trusts_proxies=bool(trusted_proxies))
         self.guard: Guard = Guard(
-            _throttle(throttle),
+            _warned(settings.throttle),
             worker_threads=check_count(worker_threads, "FrontMCP.worker_threads", *WORKER_THREADS_RANGE),
             shutdown_grace=self._grace,
         )
@@ -133,6 +150,7 @@ class FrontMCP:
                 max_result_bytes=check_count(
                     max_result_bytes, "FrontMCP.max_result_bytes", *MAX_RESULT_BYTES_RANGE
                 ),
+                config=settings,
                 name=name,
                 version=_text(version, "FrontMCP.version"),
                 instructions=None if instructions is None else _text(instructions, "FrontMCP.instructions"),
@@ -145,7 +163,8 @@ class FrontMCP:
             if isinstance(error, ConfigurationError):
                 raise
             raise ConfigurationError(f"FrontMCP: {error}") from error
-        self.mcp.custom_route("/healthz", ["GET"])(healthz(name))
+        self._closed: asyncio.Event | None = None
+        self._add_probes(_metrics_access(metrics))
         apps = tuple(check_list(apps, "FrontMCP.apps", "App objects"))
         for app in apps:
             if not isinstance(app, App):
@@ -182,17 +201,34 @@ class FrontMCP:
 
         Args:
             client: Options of the SDK's `Client`.
+
+        Raises:
+            ConfigurationError: The operator's file names tools or keys that the server does not have.
         """
+        self.mcp.check_config()
         return Client(self.mcp, **client)
 
     def http_app(self, **http: Any) -> Starlette:
-        """An ASGI app that serves MCP at `/mcp`, and `/healthz`.
+        """An ASGI app that serves MCP at `/mcp`, and `/healthz`, `/readyz` and `/metrics`.
+
+        Whoever runs it instead of `run` drains it with `guard.drain`, before the connections are closed.
 
         Args:
             http: Options of the SDK's `streamable_http_app`.
+
+        Raises:
+            ConfigurationError: The operator's file names tools or keys that the server does not have.
         """
+        self.mcp.check_config()
         app = self.mcp.streamable_http_app(**http)
         setattr(app.state, SESSIONS_ARE_CHECKED, not http.get("stateless_http", False))
+        app.add_middleware(
+            Door,
+            ip_filter=None if self.guard.throttle is None else self.guard.throttle.ip_filter,
+            trusted=self._trusted,
+            # A probe is not filtered, but tools are, wherever they are served.
+            unfiltered=PROBES - {http.get("streamable_http_path", "/mcp")},
+        )
         return app
 
     def run(
@@ -213,16 +249,18 @@ class FrontMCP:
 
         Raises:
             SystemExit: The address cannot be listened on; the message says why.
-            ConfigurationError: There is no such transport, or it does not take an option.
+            ConfigurationError: There is no such transport, it does not take an option, or the operator's
+                file names tools or keys that the server does not have.
         """
         if transport == "stdio":
             if http or (host, port) != ("127.0.0.1", 8000):
                 raise ConfigurationError(
                     'host, port and HTTP options are for run("http", ...), not for stdio'
                 )
+            self.mcp.check_config()
             self.mcp.local_transport = "stdio"
             try:
-                anyio.run(self.mcp.run_stdio_async)
+                anyio.run(self._serve_stdio)
             finally:
                 self.mcp.local_transport = "in-process"
         elif transport == "http":
@@ -233,7 +271,7 @@ class FrontMCP:
             app = self.http_app(host=host, **http)
             log_level = self.mcp.settings.log_level.lower()
             try:
-                serve(app, host=host, port=port, grace=self._grace, log_level=log_level)
+                serve(app, guard=self.guard, host=host, port=port, grace=self._grace, log_level=log_level)
             except ConfigurationError as error:
                 raise SystemExit(f"frontmcp_py: {error}") from None
         else:
@@ -242,8 +280,40 @@ class FrontMCP:
     @contextlib.asynccontextmanager
     async def _alive(self, mcp: MCPServer[Any]) -> AsyncGenerator[Any, None]:
         """The SDK's lifespan: the author's, with the guard inside, so that running work ends before it."""
-        async with (self._lifespan or _no_lifespan)(mcp) as state, self.guard:
-            yield state
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            async with (self._lifespan or _no_lifespan)(mcp) as state:
+                try:
+                    async with self.guard:
+                        yield state
+                except asyncio.CancelledError as error:
+                    # On stdio this is how the runner ends it; the author's clean-up is as after any other end.
+                    if self._closed is None:
+                        raise
+                    cancelled = error
+        finally:
+            if self._closed is not None:
+                self._closed.set()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _serve_stdio(self) -> None:
+        from frontmcp_py.stdio import serve_stdio
+
+        self._closed = asyncio.Event()
+        try:
+            await serve_stdio(
+                self.mcp.run_stdio_async, guard=self.guard, grace=self._grace, closed=self._closed
+            )
+        finally:
+            self._closed = None
+
+    def _add_probes(self, access: Literal["local", "public"] | None) -> None:
+        self.mcp.custom_route("/healthz", ["GET"])(healthz(self.name))
+        self.mcp.custom_route("/readyz", ["GET"])(readyz(self.name, self.guard))
+        if access is not None:
+            endpoint = metrics_endpoint(self.name, self.guard, public=access == "public")
+            self.mcp.custom_route("/metrics", ["GET"])(endpoint)
 
 
 @contextlib.asynccontextmanager
@@ -251,16 +321,8 @@ async def _no_lifespan(_: MCPServer[Any]) -> AsyncGenerator[dict[str, Any], None
     yield {}
 
 
-def _throttle(value: ThrottleOption) -> Throttle | None:
-    throttle = Throttle.of(value, "FrontMCP.throttle")
-    if os.environ.get("FRONTMCP_THROTTLE", "").strip().lower() == "off":
-        # What is not switched off with it stays as it was given.
-        throttle = replace(throttle or Throttle(), enabled=False)
-    if throttle is None:
-        return None
-    if throttle.ip_filter is not None:
-        raise ConfigurationError("Throttle.ip_filter: this version does not enforce it; leave it out (None)")
-    if not throttle.enabled:
+def _warned(throttle: Throttle | None) -> Throttle | None:
+    if throttle is not None and not throttle.enabled:
         logger.warning(
             "the throttle is off: rate limits, concurrency limits, admission and the default timeout "
             "are ignored"
@@ -278,6 +340,12 @@ def _production(value: bool | None) -> bool:
     if value is None:
         return os.environ.get("FRONTMCP_ENV", "").strip().lower() == "production"
     return check_flag(value, "FrontMCP.production")
+
+
+def _metrics_access(value: MetricsAccess) -> Literal["local", "public"] | None:
+    if isinstance(value, bool):
+        return "local" if value else None
+    return check_choice(value, "FrontMCP.metrics", METRICS_ACCESS, otherwise=", True or False")
 
 
 def _mcp_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -44,13 +44,14 @@ from pydantic import BaseModel
 
 from frontmcp_py import results
 from frontmcp_py.call import Call, Caller
+from frontmcp_py.config import Settings, ToolInForce
 from frontmcp_py.context import ToolContext
 from frontmcp_py.errors import ConfigurationError, GuardError, InternalError
-from frontmcp_py.guard import Guard, Plan, Run
+from frontmcp_py.guard import Guard, Limits, Plan, Run
 from frontmcp_py.guard.deadline import CancelledItself
 from frontmcp_py.guard.describe import META_KEY, as_data, describe
 from frontmcp_py.identity import caller_of
-from frontmcp_py.policy import Policy
+from frontmcp_py.policy import UNSET, Policy
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.tool import Tool, is_async, made_already
 
@@ -88,7 +89,12 @@ class GuardedServer(MCPServer[Any]):
         production: Whether what a tool raises unforeseen is kept from its client.
         describe_limits: Whether the model is told of limits, where a tool does not say so itself.
         max_result_bytes: The largest result, serialised.
+        config: What is in force for the server, and what the operator's file says about its tools.
         options: The options of `MCPServer`.
+
+    Attributes:
+        config: The same.
+        in_force: What is in force for every tool that was registered, disabled ones included, in that order.
     """
 
     def __init__(
@@ -98,6 +104,7 @@ class GuardedServer(MCPServer[Any]):
         production: bool,
         describe_limits: bool,
         max_result_bytes: int,
+        config: Settings | None = None,
         tools: Iterable[SdkTool] = (),
         extensions: Iterable[Extension] = (),
         subscriptions: SubscriptionBus | None = None,
@@ -106,12 +113,17 @@ class GuardedServer(MCPServer[Any]):
         # The SDK's constructor registers tools of extensions, so what registering needs comes first.
         self.guard = guard
         self.entries: dict[str, Entry] = {}
+        self.config: Settings = config or Settings(guard.throttle)
+        self.in_force: dict[str, ToolInForce] = {}
+        # Also of tools that are gone: the file is not wrong because one of them was removed.
+        self._known_tools: dict[str, None] = {}
+        self._known_keys: dict[str, None] = {}
         self.local_transport = "in-process"
         self.max_result_bytes = max_result_bytes
         self._production = production
         self._describe_limits = describe_limits
         self._bus = subscriptions or InMemorySubscriptionBus()
-        ready = [self._take_in(tool) for tool in tools]
+        ready = [taken for tool in tools if (taken := self._take_in(tool)) is not None]
         super().__init__(
             tools=ready, extensions=[_Guarding(self), *extensions], subscriptions=self._bus, **options
         )
@@ -119,32 +131,33 @@ class GuardedServer(MCPServer[Any]):
     # -- registering ---------------------------------------------------------------------------
 
     def register(self, tool: Tool[..., Any], owner: str) -> None:
-        """Serve a tool.
+        """Serve a tool, as the operator's file leaves it: changed, or not at all.
 
         Raises:
-            ConfigurationError: Its name is taken, its limits disagree with another tool's, or the SDK cannot
-                make a schema of its signature.
+            ConfigurationError: Its name is taken, its limits disagree with another tool's, the file says of
+                it what cannot be, or the SDK cannot make a schema of its signature.
         """
         fn = _callable_of(tool)
-        self._enter(
+        policy = self._enter(
             tool.name,
             owner,
             tool.policy,
             fn,
-            threads=not tool.is_async,
-            cancels=tool.cancels,
-            inline=tool.is_async and tool.cancels,
+            is_async=tool.is_async,
+            reads=tool.is_read_only,
+            describes=tool.describe_limits,
         )
-        tells = self._describe_limits if tool.describe_limits is None else tool.describe_limits
+        if policy is None:
+            return
         try:
             super().add_tool(
                 fn,
                 name=tool.name,
                 title=tool.title,
-                description=self._description(tool.description, tool.policy, tells),
+                description=self._description(tool.description, tool.name, policy),
                 annotations=tool.annotations,
                 icons=tool.icons,
-                meta=self._meta(tool.meta, tool.policy, tells),
+                meta=self._meta(tool.meta, tool.name, policy),
                 structured_output=tool.structured_output,
             )
         except Exception as error:
@@ -165,21 +178,21 @@ class GuardedServer(MCPServer[Any]):
         """Serve a tool of the SDK's own kind: the globals, the defaults and admission apply to it."""
         tool = made_already(fn)
         if tool is not None:
-            return self.register(tool, "server.mcp")
+            self.register(tool, "server.mcp")
+            return
         known_as = name or fn.__name__
-        policy = Policy()
-        self._enter_foreign(known_as, fn, annotations, is_async=is_async(fn))
+        policy = self._enter_foreign(known_as, fn, annotations, is_async=is_async(fn))
+        if policy is None:
+            return
         try:
             super().add_tool(
                 fn if is_async(fn) else _threaded(fn, known_as),
                 name=name,
                 title=title,
-                description=self._description(
-                    description or inspect.getdoc(fn) or "", policy, self._describe_limits
-                ),
+                description=self._description(description or inspect.getdoc(fn) or "", known_as, policy),
                 annotations=annotations,
                 icons=icons,
-                meta=self._meta(meta, policy, self._describe_limits),
+                meta=self._meta(meta, known_as, policy),
                 structured_output=structured_output,
             )
         except Exception:
@@ -190,6 +203,18 @@ class GuardedServer(MCPServer[Any]):
         """Serve a tool no longer."""
         super().remove_tool(name)
         self._drop(name)
+
+    def check_config(self) -> None:
+        """Refuse an operator's file that names tools or keys which the server does not have.
+
+        Asked when the server is about to be used, as tools may be registered until then.
+
+        Raises:
+            ConfigurationError: It does; the nearest names are given.
+        """
+        problems = self.config.problems(self._known_tools, self._known_keys)
+        if problems:
+            raise ConfigurationError("; ".join(problems))
 
     # -- calling -------------------------------------------------------------------------------
 
@@ -275,61 +300,94 @@ class GuardedServer(MCPServer[Any]):
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def _take_in(self, tool: SdkTool) -> SdkTool:
-        """A ready tool of the SDK that was given to the constructor."""
-        self._enter_foreign(tool.name, tool.fn, tool.annotations, is_async=tool.is_async)
-        policy = Policy()
+    def _take_in(self, tool: SdkTool) -> SdkTool | None:
+        """A ready tool of the SDK that was given to the constructor; `None` if it is not to be served."""
+        policy = self._enter_foreign(tool.name, tool.fn, tool.annotations, is_async=tool.is_async)
+        if policy is None:
+            return None
         return tool.model_copy(
             update={
                 "fn": tool.fn if tool.is_async else _threaded(tool.fn, tool.name),
                 "is_async": True,
-                "description": self._description(tool.description, policy, self._describe_limits),
-                "meta": self._meta(tool.meta, policy, self._describe_limits),
+                "description": self._description(tool.description, tool.name, policy),
+                "meta": self._meta(tool.meta, tool.name, policy),
             }
         )
 
     def _enter_foreign(
         self, name: str, fn: Callable[..., Any], annotations: ToolAnnotations | None, *, is_async: bool
-    ) -> None:
-        reads = is_async and bool(annotations and annotations.read_only_hint)
-        self._enter(name, "server.mcp", Policy(), fn, threads=not is_async, cancels=reads, inline=reads)
+    ) -> Policy | None:
+        reads = bool(annotations and annotations.read_only_hint)
+        return self._enter(name, "server.mcp", Policy(), fn, is_async=is_async, reads=reads, describes=None)
 
     def _enter(
         self,
         name: str,
         owner: str,
-        policy: Policy,
+        declared: Policy,
         fn: Callable[..., Any],
         *,
-        threads: bool,
-        cancels: bool,
-        inline: bool,
-    ) -> None:
-        taken = self.entries.get(name)
+        is_async: bool,
+        reads: bool,
+        describes: bool | None,
+    ) -> Policy | None:
+        """Bind a tool's limits; its policy as the operator's file leaves it, or `None`: it is not served."""
+        taken = self.in_force.get(name)
         if taken is not None:
             raise ConfigurationError(
                 f'two tools are called "{name}": one of {taken.owner} and one of {owner}; '
                 "give one of them another name: tool(name=...)"
             )
-        plan = self.guard.bind(name, policy, threads=threads, cancels=cancels)
-        is_bare = not threads and find_context_parameter(fn) is None and not find_resolved_parameters(fn)
+        policy = self.config.policy_of(name, declared)
+        if not is_async:
+            self.config.check_thread(name, policy)
+        # A thread can only be told.
+        cancels = is_async and (reads if policy.on_cancel is UNSET else policy.on_cancel == "cancel")
+        # Also of a tool that is not served: it takes part in the agreement about keys.
+        plan = self.guard.bind(name, policy, threads=not is_async, cancels=cancels)
+        self._known_tools[name] = None
+        self._known_keys |= dict.fromkeys(_keys_of(policy))
+        self.in_force[name] = self.config.in_force(
+            name,
+            owner,
+            declared=declared,
+            policy=policy,
+            limits=self._limits_in_force(policy),
+            cancels=cancels,
+            describes=describes,
+            describes_by_default=self._describe_limits,
+        )
+        if not self.in_force[name].enabled.value:
+            return None
+        is_bare = is_async and find_context_parameter(fn) is None and not find_resolved_parameters(fn)
         self.entries[name] = Entry(
             name=name,
             owner=owner,
             plan=plan,
             is_bare=is_bare,
-            is_inline=inline and is_bare,
+            is_inline=cancels and is_bare,
             needs_caller=plan.is_partitioned or not is_bare,
         )
+        return policy
+
+    def _limits_in_force(self, policy: Policy) -> Limits:
+        throttle = self.guard.throttle
+        if throttle is not None and throttle.mode == "observe":
+            # Nothing is refused for them, but they are what is being tried out.
+            return Limits.of(policy, throttle)
+        return self.guard.limits_of(policy)
 
     def _drop(self, name: str) -> None:
         if self.entries.pop(name, None) is not None:
+            del self.in_force[name]
             self.guard.unbind(name)
 
-    def _description(self, description: str, policy: Policy, tells: bool) -> str:
+    def _description(self, description: str, name: str, policy: Policy) -> str:
+        tells = self.in_force[name].describe_limits.value
         return describe(description, self.guard.limits_of(policy) if tells else None)
 
-    def _meta(self, meta: Mapping[str, Any] | None, policy: Policy, tells: bool) -> dict[str, Any] | None:
+    def _meta(self, meta: Mapping[str, Any] | None, name: str, policy: Policy) -> dict[str, Any] | None:
+        tells = self.in_force[name].describe_limits.value
         data = as_data(self.guard.limits_of(policy)) if tells else {}
         told = {META_KEY: data} if data else {}
         return {**(meta or {}), **told} or None
@@ -453,6 +511,11 @@ class _CallSession(ServerSession):
     ) -> None:
         if not self._run.is_answered:
             await super().report_progress(progress, total, message)
+
+
+def _keys_of(policy: Policy) -> list[str]:
+    slots = () if policy.concurrency_limits is UNSET else policy.concurrency_limits
+    return [slot.key for slot in slots if slot.key is not None]
 
 
 def _callable_of(tool: Tool[..., Any]) -> Callable[..., Any]:

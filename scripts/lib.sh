@@ -43,7 +43,7 @@ find_python() {
 
 # Make sure of an environment with the given extras: sets venv. It is filled again when pyproject.toml or
 # constraints.txt has changed, and made anew when the interpreter or the place of the checkout has.
-prepare() { # cli | dev,cli
+prepare() { # cli | dev,cli,metrics
     local extras=$1 wanted place have
     find_python
     venv=$root/.venv-${version%.*}
@@ -51,7 +51,7 @@ prepare() { # cli | dev,cli
     wanted="$place $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"
     have=$(cat "$venv/installed" 2>/dev/null || true)
     [ -x "$venv/bin/python" ] || have=
-    case $have in "$wanted dev,cli" | "$wanted $extras") return ;; esac
+    case $have in "$wanted dev,cli,metrics" | "$wanted $extras") return ;; esac
 
     if [ -e "$venv" ]; then [ -w "$venv" ]; else [ -w "$root" ]; fi || fail "cannot write to $venv"
     "$found" -c 'import venv, ensurepip' 2>/dev/null ||
@@ -64,4 +64,15 @@ prepare() { # cli | dev,cli
     (cd "$root" && "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
         -c constraints.txt -e ".[$extras]") || fail "pip could not fill $venv"
     printf '%s\n' "$wanted $extras" >"$venv/installed"
+}
+
+# systemd-analyze, which tests of units ask: installed where that is possible. Elsewhere they say that it is missing.
+provide_systemd_analyze() {
+    command -v systemd-analyze >/dev/null && return
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then return; fi
+    printf '%s: installing systemd, for systemd-analyze (once)\n' "${0##*/}" >&2
+    local install='env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends systemd'
+    if ! { $install || { apt-get -qq update && $install; }; } </dev/null >/dev/null 2>&1; then
+        printf '%s: apt-get could not install systemd\n' "${0##*/}" >&2
+    fi
 }

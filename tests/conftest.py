@@ -1,9 +1,19 @@
-"""What every test may rely on: no settings from outside, asyncio, and in CI the same examples every time."""
+"""What every test may rely on: no settings from outside, asyncio, and in CI the same examples every time.
 
+After each of them the counters of every guard in this process add up, whatever it did.
+"""
+
+import functools
 import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from frontmcp_py import Guard
+from tests.reconcile import adds_up
 
 # No deadline: tests never assert a time. In CI the same examples are drawn in every run, so that a red run is
 # one that anybody can repeat; elsewhere new ones are, and those that failed are kept in .hypothesis.
@@ -28,6 +38,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+
+
+_GUARDS: "weakref.WeakSet[Guard]" = weakref.WeakSet()
+_make_guard = Guard.__init__
+
+
+@functools.wraps(_make_guard)
+def _remember_guard(self: Guard, *args: Any, **options: Any) -> None:
+    _make_guard(self, *args, **options)
+    _GUARDS.add(self)
+
+
+Guard.__init__ = _remember_guard  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def the_counters_of_every_guard_add_up() -> Iterator[None]:
+    yield
+    for guard in list(_GUARDS):
+        adds_up(guard)
 
 
 @pytest.fixture(scope="session")

@@ -268,8 +268,6 @@ def test_an_unknown_option_names_the_nearest_one() -> None:
 def test_what_this_version_cannot_enforce_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"Throttle\.storage"):
         FrontMCP("front", throttle=Throttle(storage="redis://localhost"))
-    with pytest.raises(ConfigurationError, match=r"Throttle\.ip_filter"):
-        FrontMCP("front", throttle={"ip_filter": {"deny": ["203.0.113.0/24"]}})
 
 
 def test_what_the_sdk_refuses_about_a_tool_is_refused_with_the_tools_name() -> None:

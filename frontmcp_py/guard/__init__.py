@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, TypeVar
 
@@ -41,20 +42,21 @@ from frontmcp_py.policy import (
     names_options,
     parse_duration,
 )
-from frontmcp_py.scheduler import Pool
+from frontmcp_py.scheduler import Pool, Ticket
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.storage import Claim, MemoryStorage, RateRefusal, Verdict
 
 from .bodies import body_of
 from .deadline import Deadlines
-from .events import Counts, Row, Statistics, total
+from .events import Counts, KeyUse, Row, Statistics, total
+from .health import Health, is_stuck, judge
 from .plan import Limits, Needs, Plan, Plans
 from .rates import too_often
 from .run import Ending, Run
 from .slots import Slots
 from .threads import in_thread
 
-__all__ = ["Counts", "Guard", "Limits", "Plan", "Run", "Statistics"]
+__all__ = ["Counts", "Guard", "Health", "KeyUse", "Limits", "Plan", "Run", "Statistics"]
 
 logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
@@ -63,8 +65,11 @@ ResultT = TypeVar("ResultT")
 # Plans that `run` keeps for policies it was given; with more, it makes them again.
 _PLANS_KEPT: Final = 1024
 
+# Stands for any call that is not a control call.
+_NORMAL: Final = Ticket()
+
 # How long work that was cancelled at shutdown may take to notice, in seconds, before it is left behind.
-_LAST_CALL: Final = 0.5
+_LAST_CALL: Final = 0.3
 
 
 class Guard:
@@ -83,6 +88,11 @@ class Guard:
 
     Use it as `async with guard:` so that work is brought to an end when the block is left. It may be entered
     several times, also on one event loop after another, but not on two running loops at once.
+
+    Attributes:
+        throttle: The server-wide limits, if any were given.
+        admission: The limits of the process that are in force; in `observe` mode they are only counted.
+        worker_threads: How many threads run `def` tools, the reserve for control tools left out.
     """
 
     @names_options
@@ -102,6 +112,8 @@ class Guard:
         self._enforces = throttle is None or throttle.enabled
         self._observes = throttle is not None and throttle.enabled and throttle.mode == "observe"
         admission = (throttle.admission if throttle is not None else Admission()) if self._enforces else None
+        self.admission: Admission | None = admission
+        self.worker_threads: int = worker_threads
         self._admission = Pool("admission", admission.max_active, admission.reserved) if admission else None
         self._longest_wait = admission.queue_timeout if admission else None
         reserve = admission.reserved if admission else DEFAULT_RESERVED_THREADS
@@ -116,7 +128,11 @@ class Guard:
         self._bound: dict[tuple[str, Policy], Plan] = {}
         self._rows: dict[str, Row] = {}
         self._unknown = 0
+        self._abandoned_places = 0
+        self._said_stuck = False
         self._draining = False
+        # Set when `drain` has been called, and settled when it is over.
+        self._drained: asyncio.Event | None = None
         self._users = 0
         self._peak_active = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -158,20 +174,25 @@ class Guard:
     async def __aenter__(self) -> Guard:
         deadlines = self.attach()
         self._users += 1
-        # Work that has its grace since the last user left goes on: nobody is leaving any more.
-        self._draining = False
-        deadlines.recall()
+        if self._drained is None:
+            # Work that has its grace since the last user left goes on: nobody is leaving any more.
+            self._draining = False
+            deadlines.recall()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._loop is not asyncio.get_running_loop():
+        deadlines = self._deadlines
+        if self._loop is not asyncio.get_running_loop() or deadlines is None:
             # Its loop had ended without it, and another one has taken over.
             return
         self._users -= 1
-        if not self._users:
-            await self._close()
+        if self._drained is not None:
+            with anyio.CancelScope(shield=True):
+                await self._drained.wait()
+        elif not self._users:
+            await self._close(deadlines)
 
     def statistics(self) -> Statistics:
         """What the guard is doing and has done, as a frozen snapshot."""
@@ -186,7 +207,48 @@ class Guard:
             unknown=self._unknown,
             peak_active=max(self._peak_active, self._deadlines.peak_active if self._deadlines else 0),
             peak_waiting=self._slots.peak_waiting,
+            peak_places=self._admission.peak if self._admission else 0,
+            abandoned_places=self._abandoned_places,
+            oldest_running_s=self._deadlines.oldest_s if self._deadlines else 0.0,
+            keys=MappingProxyType(
+                {
+                    key: KeyUse(slot.capacity, slot.held, slot.waiting, slot.peak)
+                    for key, slot in self._plans.keys().items()
+                }
+            ),
         )
+
+    def health(self) -> Health:
+        """How the guard is, in one word, and whether more calls should be sent to it."""
+        places = self._admission
+        return judge(
+            self.statistics(),
+            self.admission,
+            has_normal_place=places is None or places.has_room(_NORMAL),
+            is_draining=self._draining,
+            is_enforced=self._enforces,
+            is_observed=self._observes,
+        )
+
+    async def drain(self) -> None:
+        """Take no more calls, and bring those that are there to an end; there is no way back on this loop.
+
+        New calls and waiting ones are refused with `OVERLOADED`. Running ones have the guard's
+        `shutdown_grace` to end; what still runs then is answered, its signal is aborted and its task
+        cancelled, and it has a moment more. Meant for a process that was told to stop: leaving
+        `async with guard` does the same when its last user leaves.
+        """
+        deadlines = self.attach()
+        if self._drained is not None:
+            await self._drained.wait()
+            return
+        self._drained = asyncio.Event()
+        # Whose grace was running because the last user had left has what this one gives it.
+        deadlines.recall()
+        try:
+            await self._close(deadlines)
+        finally:
+            self._drained.set()
 
     # -- for servers ---------------------------------------------------------------------------
 
@@ -210,6 +272,11 @@ class Guard:
         # A tool that is served anew may have more slots than before.
         self._slots.advance()
         return plan
+
+    @property
+    def plans(self) -> Mapping[str, Plan]:
+        """What was bound, by tool."""
+        return self._plans.made
 
     def unbind(self, tool: str) -> None:
         """A tool is gone. Its counters stay."""
@@ -378,12 +445,13 @@ class Guard:
                     "this guard (or its server) is in use on another event loop that is still running; "
                     "make one for each loop, or use it on one loop after the other"
                 )
-            self._abandon()
+            self._leave_loop()
             # Those who had entered it there did not come to leave it.
             self._users = 0
         self._loop = loop
         self._draining = False
-        self._deadlines = Deadlines(loop, self._give_back, self._shutting_down)
+        self._drained = None
+        self._deadlines = Deadlines(loop, self._give_back, self._shutting_down, self._abandoned)
         self._slots.attach(loop)
         return self._deadlines
 
@@ -399,8 +467,29 @@ class Guard:
         self._storage.release(run)
         if run.shadow is not None:
             self._storage.release(run.shadow)
+        if run.is_abandoned and run.parent is None and self._admission is not None:
+            self._abandoned_places -= 1
+            # It is said again only after half of that work has really ended.
+            if self._said_stuck and not is_stuck(2 * self._abandoned_places, self.admission):
+                self._said_stuck = False
         if self._scheduler.waiting:
             self._slots.advance()
+
+    def _abandoned(self, run: Run) -> None:
+        """A call has been answered, but its work goes on in its places."""
+        if run.parent is not None or self._admission is None:
+            return
+        self._abandoned_places += 1
+        if not self._said_stuck and is_stuck(self._abandoned_places, self.admission):
+            self._said_stuck = True
+            assert self._deadlines is not None
+            tools = Counter(run.plan.tool for run in self._deadlines.running if run.is_abandoned)
+            logger.error(
+                "stuck: %d of %d places are taken by work whose callers were answered, but which goes on: %s",
+                self._abandoned_places,
+                self._admission.capacity,
+                ", ".join(f'"{tool}" ({times})' for tool, times in tools.most_common(10)),
+            )
 
     def _signalled(self, run: Run) -> None:
         """The signal that a call was given is aborted."""
@@ -410,31 +499,31 @@ class Guard:
     def _shutting_down(self, run: Run) -> Overloaded:
         return self._slots.overloaded(run, shutting_down=True)
 
-    async def _close(self) -> None:
-        """The last user leaves: running work gets its grace, then is aborted, cancelled and left."""
-        deadlines = self._deadlines
-        if deadlines is None:
-            return
+    async def _close(self, deadlines: Deadlines) -> None:
+        """Nobody new comes in: running work gets its grace, then is aborted, cancelled and left."""
         self._draining = True
         self._slots.refuse_everybody()
+        is_over = True
         try:
             # Whoever leaves may be cancelled: running work still gets its grace.
             with anyio.CancelScope(shield=True):
-                await deadlines.drain(self._grace, _LAST_CALL)
+                is_over = await deadlines.drain(self._grace, _LAST_CALL)
         except BaseException:
             deadlines.stop()
             raise
         finally:
-            if not self._users:
-                self._draining = False
+            if is_over and (not self._users or self._drained is not None):
+                self._draining = self._drained is not None
+                why = "the server shuts down" if self._draining else "nobody is connected any more"
                 for run in deadlines.running:
                     logger.warning(
-                        '"%s" has not ended although nobody is connected any more: %s; it keeps its places',
+                        '"%s" has not ended although %s: %s; it keeps its places',
                         run.plan.tool,
+                        why,
                         _why_it_runs(run),
                     )
 
-    def _abandon(self) -> None:
+    def _leave_loop(self) -> None:
         """The loop has ended: forget what still ran or waited there; rate counts live on."""
         if self._deadlines is not None:
             for run in self._deadlines.running:
@@ -445,7 +534,7 @@ class Guard:
                 )
             self._peak_active = max(self._peak_active, self._deadlines.peak_active)
             self._slots.detach()
-            self._deadlines.abandon()
+            self._deadlines.close()
         self._loop = self._deadlines = None
 
 

@@ -35,6 +35,7 @@ class Deadlines:
         loop: Where they run.
         give_back: Told when a call's work has really ended.
         shut_down: Makes the answer of a call that a stopping server ends.
+        abandoned: Told when a call has been answered whose work goes on.
     """
 
     def __init__(
@@ -42,15 +43,24 @@ class Deadlines:
         loop: asyncio.AbstractEventLoop,
         give_back: Callable[[Run], None],
         shut_down: Callable[[Run], GuardError],
+        abandoned: Callable[[Run], None],
     ) -> None:
         self._loop = loop
         self._give_back = give_back
         self._shut_down = shut_down
+        self._abandoned = abandoned
         self._timers: Timers[Run] = Timers(loop, self._due)
         self.running: dict[Run, None] = {}
-        """The calls whose work has not ended."""
+        """The calls whose work has not ended, the oldest first."""
         self.peak_active: int = 0
         self._idle: asyncio.Future[None] | None = None
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds since the oldest of these calls started; 0 when there is none."""
+        for run in self.running:
+            return self._loop.time() - run.began_at
+        return 0.0
 
     async def in_callers_task(self, run: Run) -> Any:
         """Run the body right here."""
@@ -173,7 +183,7 @@ class Deadlines:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         """The loop is closing: whoever still works is no longer waited for."""
         self._timers.close()
         for run in list(self.running):
@@ -185,6 +195,7 @@ class Deadlines:
     # -- parts ---------------------------------------------------------------------------------
 
     def _track(self, run: Run) -> None:
+        run.began_at = self._loop.time()
         self.running[run] = None
         if len(self.running) > self.peak_active:
             self.peak_active = len(self.running)
@@ -235,6 +246,14 @@ class Deadlines:
             run.killer.cancel()
         if not run.threads:
             self._let_go(run)
+        else:
+            self._abandon(run)
+
+    def _abandon(self, run: Run) -> None:
+        """Its caller has been answered, and its work goes on."""
+        if not run.is_abandoned and run in self.running:
+            run.is_abandoned = True
+            self._abandoned(run)
 
     def _let_go(self, run: Run) -> None:
         if run in self.running:
@@ -291,6 +310,7 @@ class Deadlines:
             self._cancel(run)
         if run.answer is not None and not run.answer.done():
             run.answer.set_exception(error)
+        self._abandon(run)
 
     def _cancel(self, run: Run) -> None:
         run.killer = None

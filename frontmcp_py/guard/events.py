@@ -94,6 +94,23 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyUse:
+    """A slot that tools share by its key.
+
+    Attributes:
+        limit: How many calls may hold it at once.
+        active: How many do.
+        waiting: How many stand in its line.
+        peak: The most that held it at once.
+    """
+
+    limit: int
+    active: int
+    waiting: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """The guard at one moment.
 
@@ -107,6 +124,10 @@ class Statistics:
         unknown: Calls of tools that do not exist.
         peak_active: The most calls active at once.
         peak_waiting: The most calls waiting at once.
+        peak_places: The most places taken in admission at once.
+        abandoned_places: Places in admission that abandoned calls keep.
+        oldest_running_s: Seconds since the oldest of the active calls started; 0 when there is none.
+        keys: Slots that tools share by a key, where everybody shares one.
     """
 
     active: int
@@ -118,6 +139,11 @@ class Statistics:
     unknown: int
     peak_active: int
     peak_waiting: int
+    peak_places: int
+    abandoned_places: int
+    # Time goes by while nothing happens.
+    oldest_running_s: float = field(compare=False)
+    keys: Mapping[str, KeyUse]
 
     @property
     def running(self) -> int:

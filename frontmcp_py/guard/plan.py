@@ -12,7 +12,16 @@ from typing import TypeAlias, TypeVar
 
 from frontmcp_py.call import Call
 from frontmcp_py.errors import ConfigurationError
-from frontmcp_py.policy import Concurrency, PartitionBy, Policy, RateLimit, Throttle, Timeout, Unset
+from frontmcp_py.policy import (
+    Concurrency,
+    PartitionBy,
+    Policy,
+    Priority,
+    RateLimit,
+    Throttle,
+    Timeout,
+    Unset,
+)
 from frontmcp_py.scheduler import Pool, Scheduler, Slot
 from frontmcp_py.storage import RateRule, WindowCounts
 
@@ -169,6 +178,16 @@ class Plan:
         return rates, tuple(scheduler.slot(key, capacity) for key, capacity in keys)
 
     @property
+    def priority(self) -> Priority:
+        """Whether its calls are control calls."""
+        return "control" if self.control else "normal"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the slots that it shares with others."""
+        return tuple(str(slot.name[0]) for slot in self.slots if slot.scope == "key")
+
+    @property
     def is_partitioned(self) -> bool:
         """Whether it matters who calls."""
         return self.everybody is None
@@ -207,7 +226,17 @@ class Plans:
         self._threads = threads
         self._declared: dict[str, list[tuple[str, Concurrency]]] = {}
         self._global_rates: tuple[BoundRate, ...] | None = None
-        self.enforces: bool = throttle is None or throttle.enabled
+        self.made: dict[str, Plan] = {}
+        """The plan of each tool that is served."""
+
+    def keys(self) -> dict[str, Slot]:
+        """The slots that tools share by key, where everybody shares one."""
+        return {
+            str(bound.name[0]): bound.everybody
+            for plan in self.made.values()
+            for bound in plan.slots
+            if bound.scope == "key" and bound.everybody is not None
+        }
 
     def make(self, tool: str, policy: Policy, *, threads: bool, cancels: bool, row: Row) -> Plan:
         """Bind a tool's limits.
@@ -244,10 +273,12 @@ class Plans:
             admission + worker,
         )
         made.nested = plan(own_rates, own_slots, worker)
+        self.made[tool] = made
         return made
 
     def forget(self, tool: str) -> None:
         """A tool is gone: its declarations bind nobody any more."""
+        self.made.pop(tool, None)
         for declared in self._declared.values():
             declared[:] = [each for each in declared if each[0] != tool]
 

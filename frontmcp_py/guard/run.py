@@ -55,16 +55,20 @@ class Run(Claim):
         threads: Worker threads still at work for it.
         has_ended: Whether the body's coroutine has ended.
         was_cancelled: Whether the guard has cancelled the body's task.
+        is_abandoned: Whether its work went on after it was answered, or still does.
+        began_at: When it started, by the loop's clock.
         shadow: In `observe` mode, what it would hold.
     """
 
     __slots__ = (
         "_signal",
         "answer",
+        "began_at",
         "body",
         "call",
         "ending",
         "has_ended",
+        "is_abandoned",
         "killer",
         "outcome",
         "parent",
@@ -110,6 +114,8 @@ class Run(Claim):
         self.threads: int = 0
         self.has_ended: bool = False
         self.was_cancelled: bool = False
+        self.is_abandoned: bool = False
+        self.began_at: float = 0.0
         self.shadow: Claim | None = None
         self._signal: AbortSignal | None = None
         self.reason: Exception | None = None

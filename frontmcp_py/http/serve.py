@@ -1,46 +1,131 @@
-"""Runs an HTTP app with uvicorn, on an address that is known to be free."""
+"""Runs an HTTP app with uvicorn, on an address known to be free, and drains when it is told to stop."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import logging
-import math
 import socket
+from collections.abc import Generator
+from types import FrameType
+from typing import Final
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontmcp_py.errors import ConfigurationError
+from frontmcp_py.guard import Guard
+from frontmcp_py.shutdown import Shutdown
 
 # What is said about serving is said in one voice.
 logger: logging.Logger = logging.getLogger("uvicorn.error")
 
+# How long the last answers have to get to their clients, in seconds; then streams without an end are closed.
+_LAST_ANSWERS: Final = 0.3
 
-def serve(app: ASGIApp, *, host: str, port: int, grace: float, log_level: str = "info") -> None:
-    """Serve until the process is told to stop.
+# How long the requests behind closed connections have to notice.
+_CLOSING: Final = 0.2
 
-    No header about the client's address is believed: it is the socket's.
+
+def serve(app: ASGIApp, *, guard: Guard, host: str, port: int, grace: float, log_level: str = "info") -> None:
+    """Serve until the process is told to stop; then drain, and end by the signal that said so.
+
+    No header about the client's address is believed here: what proxies say is the app's own business.
 
     Args:
         app: What is served.
+        guard: Whose calls are brought to an end.
         host: The address to listen on.
         port: The port; 0 takes a free one.
-        grace: Seconds that open requests get when the process is told to stop.
+        grace: Seconds that running calls are given when the process is told to stop.
         log_level: uvicorn's.
 
     Raises:
         ConfigurationError: The address cannot be listened on.
     """
     with listen(host, port) as listener:
-        config = uvicorn.Config(
-            app,
-            log_level=log_level,
-            proxy_headers=False,
-            timeout_graceful_shutdown=math.ceil(grace),
-        )
+        answers = _OpenAnswers(app)
+        config = uvicorn.Config(answers, log_level=log_level, proxy_headers=False)
         # uvicorn says where it listens only when the socket is its own, and nobody knows what 0 stands for.
         logger.info("Listening on %s port %d", *listener.getsockname()[:2])
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config, answers, guard, grace).run(sockets=[listener])
+
+
+class _OpenAnswers:
+    """Knows how many calls have not been answered to the last byte."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._open = 0
+        self._all_sent: asyncio.Future[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        self._open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open -= 1
+            if not self._open and self._all_sent is not None and not self._all_sent.done():
+                self._all_sent.set_result(None)
+
+    async def sent(self, seconds: float) -> None:
+        """Wait until everything has been sent, but not longer than that."""
+        if self._open:
+            self._all_sent = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._all_sent,), timeout=seconds)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with an end of its own.
+
+    Its own shutdown waits for connections; this one waits for calls, and closes what is left open after that.
+    """
+
+    def __init__(self, config: uvicorn.Config, answers: _OpenAnswers, guard: Guard, grace: float) -> None:
+        super().__init__(config)
+        self._answers = answers
+        self._guard = guard
+        self._shutdown = Shutdown(grace, self._drain)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Drain at the first signal; the process ends here, before the loop would wait for its threads."""
+        # A method of this server: the SDK's streams look at its `should_exit` to learn of the end.
+        with self._shutdown.listening(self.handle_exit):
+            yield
+            self._shutdown.end()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal has come."""
+        self._shutdown.handle(sig, frame)
+
+    async def _drain(self) -> None:
+        # uvicorn goes on serving meanwhile: probes are answered, and new calls refused in words.
+        try:
+            await self._guard.drain()
+            await self._answers.sent(_LAST_ANSWERS)
+        finally:
+            self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close everything, and leave the app's lifespan."""
+        if self._shutdown.received is None:
+            await self._drain()
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+            # Nothing is left that anybody waits for but streams without an end.
+            if (transport := connection.transport) is not None:
+                transport.close()
+        if self.server_state.tasks:
+            await asyncio.wait(list(self.server_state.tasks), timeout=_CLOSING)
+        await self.lifespan.shutdown()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -11,10 +11,11 @@ import pytest
 
 from frontmcp_py.call import Call, Caller
 from frontmcp_py.errors import GuardError
-from frontmcp_py.guard import Counts, Guard, Plan, Run
+from frontmcp_py.guard import Guard, Plan, Run
 from frontmcp_py.policy import Policy, Throttle
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.testing import VirtualClock, settle
+from tests.reconcile import adds_up
 
 FREE: Final = Policy()
 """A tool without limits of its own."""
@@ -147,24 +148,6 @@ async def inside(
     """A nested call, the way a server makes it for `ctx.call_tool`."""
     call = Call(plan.tool, arguments or {}, parent.call.caller)
     return await guard.call(plan, call, body, signal=parent.signal, parent=parent)
-
-
-def adds_up(guard: Guard) -> None:
-    """The counters of every tool, and of all of them, add up."""
-    statistics = guard.statistics()
-    assert _is_sum(statistics.counts, waiting=statistics.waiting, running=statistics.running)
-    for counts in statistics.tools.values():
-        assert 0 <= counts.accepted <= counts.submitted
-    for name in ("submitted", "accepted", "started", "completed", "failed", "timed_out", "cancelled"):
-        assert getattr(statistics.counts, name) == sum(
-            getattr(each, name) for each in statistics.tools.values()
-        )
-
-
-def _is_sum(counts: Counts, *, waiting: int, running: int) -> bool:
-    arrived = sum(counts.rejected.values()) + counts.cancelled_waiting + counts.started + waiting
-    ended = counts.completed + counts.failed + counts.timed_out + counts.cancelled + running
-    return counts.submitted == arrived and counts.started == ended
 
 
 def is_clean(guard: Guard) -> None:

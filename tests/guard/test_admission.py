@@ -9,7 +9,8 @@ from frontmcp_py.call import Call
 from frontmcp_py.errors import Overloaded
 from frontmcp_py.policy import Admission, Concurrency, Policy, Throttle
 from frontmcp_py.testing import settle, virtual_time
-from tests.guard.support import FREE, Held, adds_up, code_of, hold, new_guard, now, once, refusal
+from tests.guard.support import FREE, Held, code_of, hold, new_guard, now, once, refusal
+from tests.reconcile import adds_up
 
 CONTROL = Policy(priority="control")
 

@@ -13,7 +13,8 @@ from frontmcp_py.guard import Guard, Run
 from frontmcp_py.policy import Concurrency, OnCancel, Policy, Throttle, Timeout
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.testing import run_virtual, settle, virtual_time
-from tests.guard.support import FREE, adds_up, code_of, hold, new_guard, now, once, refusal
+from tests.guard.support import FREE, code_of, hold, new_guard, now, once, refusal
+from tests.reconcile import adds_up
 
 
 class Listener:

@@ -12,7 +12,8 @@ from frontmcp_py.call import Call
 from frontmcp_py.guard import Counts, Guard
 from frontmcp_py.policy import Concurrency, Policy
 from frontmcp_py.testing import FakeClock, run_virtual, settle, virtual_time
-from tests.guard.support import FREE, adds_up, code_of, hold, new_guard, once
+from tests.guard.support import FREE, code_of, hold, new_guard, once
+from tests.reconcile import adds_up
 
 MUTEX = Policy(concurrency=Concurrency(1, queue_timeout=5))
 

@@ -12,7 +12,8 @@ from frontmcp_py.guard import Guard, Plan, Run
 from frontmcp_py.policy import Admission, Concurrency, Policy, RateLimit, Throttle
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.testing import settle, virtual_time
-from tests.guard.support import FREE, adds_up, code_of, hold, inside, new_guard, now, once, refusal
+from tests.guard.support import FREE, code_of, hold, inside, new_guard, now, once, refusal
+from tests.reconcile import adds_up
 
 Body = Callable[[Run], Awaitable[Any]]
 

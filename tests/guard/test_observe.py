@@ -11,7 +11,8 @@ from frontmcp_py.call import Call
 from frontmcp_py.guard import Counts, Guard
 from frontmcp_py.policy import Admission, Concurrency, Policy, RateLimit, Throttle
 from frontmcp_py.testing import settle, virtual_time
-from tests.guard.support import FREE, adds_up, code_of, hold, new_guard, now, once
+from tests.guard.support import FREE, code_of, hold, new_guard, now, once
+from tests.reconcile import adds_up
 
 
 def observing(**options: Any) -> Guard:

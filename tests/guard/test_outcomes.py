@@ -15,7 +15,8 @@ from frontmcp_py.guard.run import Ending
 from frontmcp_py.policy import Policy, Timeout
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.testing import settle, virtual_time
-from tests.guard.support import Held, adds_up, hold, new_guard, now
+from tests.guard.support import Held, hold, new_guard, now
+from tests.reconcile import adds_up
 
 # In the order in which they count when they come in one turn of the loop.
 EVENTS = ("result", "deadline", "cancel", "shutdown")

@@ -16,7 +16,8 @@ from frontmcp_py.guard import Guard, Run
 from frontmcp_py.policy import Admission, Concurrency, Policy, RateLimit, Throttle, Timeout
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.testing import run_virtual, settle
-from tests.guard.support import FREE, adds_up, inside, is_clean, new_guard, now
+from tests.guard.support import FREE, inside, is_clean, new_guard, now
+from tests.reconcile import adds_up
 
 SHELL = Concurrency(2, key="shell", queue_timeout=None)
 THROTTLE = Throttle(

@@ -10,7 +10,8 @@ from frontmcp_py.errors import ConcurrencyLimit, GuardError, Overloaded, QueueTi
 from frontmcp_py.policy import Admission, Concurrency, Policy, Throttle
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.testing import settle, virtual_time
-from tests.guard.support import Held, adds_up, code_of, hold, new_guard, now, once, refusal
+from tests.guard.support import Held, code_of, hold, new_guard, now, once, refusal
+from tests.reconcile import adds_up
 
 MUTEX = Policy(concurrency=1)
 PATIENT = Policy(concurrency=Concurrency(1, queue_timeout=5))
