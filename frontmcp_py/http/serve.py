@@ -106,12 +106,11 @@ class _Server(uvicorn.Server):
         # uvicorn goes on serving meanwhile: probes are answered, and new calls refused in words.
         try:
             await self._guard.drain()
-            await self._answers.sent(_LAST_ANSWERS)
         finally:
             self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close everything, and leave the app's lifespan."""
+        """Let the last answers out, close everything, and leave the app's lifespan."""
         if self._shutdown.received is None:
             await self._drain()
         for server in self.servers:
@@ -119,7 +118,10 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             listener.close()
         for connection in list(self.server_state.connections):
+            # Idle ones are closed, others when their answer is complete; nobody asks anything more.
             connection.shutdown()
+        await self._answers.sent(_LAST_ANSWERS)
+        for connection in list(self.server_state.connections):
             # Nothing is left that anybody waits for but streams without an end.
             if (transport := connection.transport) is not None:
                 transport.close()

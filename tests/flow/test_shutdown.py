@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from tests.flow.wires import HTTP, ROOT, SOON, STDIO, Kind, http_client, text
+from tests.flow.wires import HTTP, ROOT, SOON, STDIO, Kind, http_client, logged, text, until
 
 SSE_2026, SSE_2025, JSON_2026, *_ = HTTP
 
@@ -67,8 +66,8 @@ class Stopping:
                 self._process = process
                 stack.push_async_callback(self._kill)
                 self.pid = process.pid
-                listens = await self.logged(r"Listening on 127\.0\.0\.1 port (\d+)")
-                self.address = f"http://127.0.0.1:{listens[1]}"
+                port = await logged(self.log, r"Listening on 127\.0\.0\.1 port (\d+)")
+                self.address = f"http://127.0.0.1:{port}"
                 http = await stack.enter_async_context(http_client())
                 stream = streamable_http_client(f"{self.address}/mcp", http_client=http)
             self.client = Client(stream, mode=self.kind.mode, cache=None)
@@ -116,13 +115,6 @@ class Stopping:
         await until(lambda: _is_over(self.pid))
         return None
 
-    async def logged(self, pattern: str) -> re.Match[str]:
-        """What it has logged, once it has."""
-        await until(lambda: re.search(pattern, self.log.read_text()) is not None)
-        found = re.search(pattern, self.log.read_text())
-        assert found is not None
-        return found
-
     def _child(self) -> int:
         [child] = [each for each in psutil.Process().children() if os.fspath(self.journal) in each.cmdline()]
         return child.pid
@@ -132,13 +124,6 @@ class Stopping:
         if process is not None and process.returncode is None:
             process.kill()
             await process.wait()
-
-
-async def until(happens: Callable[[], bool]) -> None:
-    """Wait for what another process does, which nobody tells about."""
-    async with asyncio.timeout(2 * SOON):
-        while not happens():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def _is_over(pid: int) -> bool:
@@ -260,7 +245,7 @@ async def test_streams_without_an_end_do_not_hold_it_up(kind: Kind, tmp_path: Pa
             await stack.enter_async_context(server.client.listen(tools_list_changed=True))
         else:
             # The client of the handshake era has opened one of its own.
-            await server.logged('"GET /mcp HTTP/1.1" 200')
+            await logged(server.log, '"GET /mcp HTTP/1.1" 200')
         server.tell()
         assert await server.ended() == -signal.SIGTERM
         assert server.so_far() == ["cleaned up"]

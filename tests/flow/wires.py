@@ -243,6 +243,21 @@ def _port(process: ForkServerProcess, log: Path) -> str:
     raise AssertionError(f"a server does not listen: {log.read_text() if log.exists() else process}")
 
 
+async def until(happens: Callable[[], bool]) -> None:
+    """Wait for what another process does, which nobody tells about."""
+    async with asyncio.timeout(2 * SOON):
+        while not happens():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def logged(log: Path, pattern: str) -> str:
+    """What another process has logged, once it has: the pattern's group, or all of it."""
+    await until(lambda: log.exists() and re.search(pattern, log.read_text()) is not None)
+    found = re.search(pattern, log.read_text())
+    assert found is not None
+    return found[1] if found.groups() else found[0]
+
+
 def _to_append_to(path: Path) -> TextIO:
     return path.open("a", encoding="utf-8")
 
