@@ -1,15 +1,16 @@
 """The guard: the questions a call is asked, in order.
 
-1. **Is the server taking calls?** While it drains: `OVERLOADED`.
-2. **Has it been called too often?** Global rate limit, the tool's own limits or the default.
-3. **Is there a slot?** Global concurrency, the tool's own slots or the default, shared keys.
-4. **Is there room in the process?** Admission and worker threads.
+1. **May this address call?** Over HTTP only, and asked at the door (`http.door`), before there is a call.
+2. **Is the server taking calls?** While it drains: `OVERLOADED`.
+3. **Has it been called too often?** Global rate limit, the tool's own limits or the default.
+4. **Is there a slot?** Global concurrency, the tool's own slots or the default, shared keys.
+5. **Is there room in the process?** Admission and worker threads.
 
 Then it starts: in one indivisible step its rates are counted and its places taken. A refused call consumes
 nothing. A call that waits holds nothing and is counted when it starts. Last, **how long may it run?**
 
-`Guard._ask` is where this order stands; each question has a module of its own: `partition` (who shares
-a count?), `rates`, `slots` and `deadline`.
+`Guard._ask` is where this order stands; each question has a module of its own: `ip_filter`, `partition` (who
+shares a count?), `rates`, `slots` and `deadline`.
 """
 
 from __future__ import annotations
