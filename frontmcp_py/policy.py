@@ -847,8 +847,8 @@ class IPFilter:
     ) -> None:
         _fill(
             self,
-            allow=_networks(allow, "IPFilter.allow"),
-            deny=_networks(deny, "IPFilter.deny"),
+            allow=parse_networks(allow, "IPFilter.allow"),
+            deny=parse_networks(deny, "IPFilter.deny"),
             default=check_choice(default, "IPFilter.default", FILTER_DEFAULTS),
         )
 
@@ -858,7 +858,16 @@ _MAPPED_PREFIX: Final = 96
 _ZONE: Final = re.compile(r"%[^/]*")
 
 
-def _networks(rules: object, field: str) -> tuple[IPNetwork, ...]:
+def parse_networks(rules: object, field: str) -> tuple[IPNetwork, ...]:
+    """Networks from a list of addresses and networks (see `IPRule`).
+
+    Args:
+        rules: What was given.
+        field: The field's name, for the error.
+
+    Raises:
+        ConfigurationError: It is no list, or a rule cannot be read or has bits set right of its prefix.
+    """
     if isinstance(rules, str | bytes) or not isinstance(rules, Sequence):
         raise not_allowed(field, rules, "a list of addresses and networks")
     return tuple(

@@ -148,5 +148,4 @@ async def _refuse(error: IpBlocked | IpNotAllowed, scope: Scope, receive: Receiv
 def _path(scope: Scope) -> str:
     """The path as the app's routes see it: without the prefix under which the app is mounted."""
     path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] if path == root or path.startswith(f"{root}/") else path
+    return path.removeprefix(scope.get("root_path", ""))

@@ -13,7 +13,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final
 
 from frontmcp_py.address import Address, parse_address
-from frontmcp_py.policy import IPNetwork, _networks
+from frontmcp_py.policy import IPNetwork, parse_networks
 
 Header = tuple[bytes, bytes]
 """A header line of an ASGI scope; the name is in lower case."""
@@ -25,12 +25,15 @@ _FORWARDED_FOR: Final = b"x-forwarded-for"
 
 _UNREAD: Final = frozenset({b"forwarded", b"x-real-ip"})
 
-# What else a proxy leaves behind; nobody is addressed by it, but nobody without a proxy has it either.
+# By these, and by what begins with that, a request that came through a proxy is known, whoever wrote them.
 _TRACES: Final = frozenset({*_UNREAD, b"via"})
 _TRACE: Final = b"x-forwarded-"
 
 # An IPv6 address in brackets, with or without a port, or an IPv4 address with one.
 _HOP: Final = re.compile(r"\[([^][\s]*:[^][\s]*)\](?::\d{1,5})?|([^][\s:]+):\d{1,5}", re.ASCII)
+
+# An IPv6 address has at most 45 characters; the rest is for a zone, brackets and a port.
+_LONGEST_HOP: Final = 100
 
 _HOST: Final = re.compile(
     r"(?:(localhost)|\[([^][]*:[^][]*)\]|([0-9.]+))(?::\d{1,5})?", re.ASCII | re.IGNORECASE
@@ -64,7 +67,7 @@ class TrustedProxies:
     __slots__ = ("networks",)
 
     def __init__(self, rules: object = (), field: str = "trusted_proxies") -> None:
-        self.networks: tuple[IPNetwork, ...] = _networks(rules, field)
+        self.networks: tuple[IPNetwork, ...] = parse_networks(rules, field)
 
     def __bool__(self) -> bool:
         return bool(self.networks)
@@ -97,7 +100,7 @@ def client_address(
             lines.append(value)
         elif name in _UNREAD:
             is_unread = True
-    address: Address | None = None if is_unread and not lines else peer
+    address: Address | None = None if is_unread else peer
     for hop in _from_the_right(lines):
         address = hop_address(hop)
         if address not in trusted:
@@ -108,10 +111,12 @@ def client_address(
 def hop_address(hop: str) -> Address | None:
     """The address that an entry of `X-Forwarded-For` names, without a port and brackets; `None`: garbage."""
     hop = hop.strip()
-    found = _HOP.fullmatch(hop)
-    if found is None:
-        return parse_address(hop)
-    return parse_address(found[1] or found[2])
+    if len(hop) > _LONGEST_HOP:
+        return None
+    address = parse_address(hop)
+    if address is None and (found := _HOP.fullmatch(hop)):
+        address = parse_address(found[1] or found[2])
+    return address
 
 
 def unread_header(headers: Iterable[Header], *, is_trusted: bool) -> str | None:
@@ -139,8 +144,9 @@ def is_local(scope: MutableMapping[str, Any]) -> bool:
     """Whether a request was made on this machine, for this machine.
 
     The socket's peer and the client have to be loopback addresses, and the one `Host` header has to name
-    loopback, with any port: a page in a browser here cannot name it after it has had its own name resolved
-    to this machine. Whoever comes through a proxy that is not trusted is not local, wherever the proxy is.
+    loopback, with any port or none, so that a web page cannot get here by letting its own name resolve to
+    this machine (DNS rebinding). Whoever comes through a proxy that is not trusted is not local, wherever
+    the proxy is.
 
     Args:
         scope: The request's, of an app with or without a `Door`.

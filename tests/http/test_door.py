@@ -259,6 +259,14 @@ async def test_a_proxy_nearby_that_nobody_has_named_is_warned_about_once(
     ]
 
 
+async def test_trusted_proxies_are_believed_after_a_warning_too() -> None:
+    inside = Inside()
+    door = Door(inside, trusted=PROXIES)
+    await ask(door, forwarding("127.0.0.1"))
+    await ask(door, forwarding("10.0.0.2"))
+    assert inside.client == ("198.51.100.5", 0)
+
+
 async def test_two_apps_warn_each(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         await ask(Door(Inside()), forwarding("127.0.0.1"))

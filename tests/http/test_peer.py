@@ -180,6 +180,10 @@ def test_what_a_client_writes_never_changes_whom_its_proxy_names(forged: str, na
         ("[::ffff:1.2.3.4]:80", "1.2.3.4"),
         ("::ffff:1.2.3.4", "1.2.3.4"),
         ("fe80::1%eth0", "fe80::1"),
+        (
+            "[0000:0000:0000:0000:0000:ffff:203.113.255.255%interface.with.a.long.name]:65535",
+            "203.113.255.255",
+        ),
         ("[fe80::1%eth0]:80", "fe80::1"),
         # Without brackets the port would be a part of the address, and is taken for one.
         ("2001:db8::1:443", "2001:db8::1:443"),
