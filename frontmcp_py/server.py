@@ -75,7 +75,7 @@ class FrontMCP:
             `throttle` object.
         config: The operator's file, which changes limits without touching code: the path of a TOML or JSON
             file, or a mapping of what it holds. `FRONTMCP_CONFIG` names another one.
-        production: Whether clients are kept from what a tool raises unforeseen; by default, whether
+        production: Whether clients are kept from what a tool raises unforeseen; they always are where
             `FRONTMCP_ENV` says `production`.
         lifespan: As in the SDK: entered once for each stdio process, HTTP session manager or in-process
             client.
@@ -112,7 +112,7 @@ class FrontMCP:
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
         throttle: ThrottleOption = None,
         config: ConfigOption = None,
-        production: bool | None = None,
+        production: bool = False,
         lifespan: Lifespan | None = None,
         auth: AuthSettings | None = None,
         token_verifier: TokenVerifier | None = None,
@@ -336,10 +336,10 @@ def _text(value: str, field: str) -> str:
     return value
 
 
-def _production(value: bool | None) -> bool:
-    if value is None:
-        return os.environ.get("FRONTMCP_ENV", "").strip().lower() == "production"
-    return check_flag(value, "FrontMCP.production")
+def _production(value: bool) -> bool:
+    # Checked, whatever the environment says. That may keep details from clients, never reveal them.
+    given = check_flag(value, "FrontMCP.production")
+    return given or os.environ.get("FRONTMCP_ENV", "").strip().lower() == "production"
 
 
 def _metrics_access(value: MetricsAccess) -> Literal["local", "public"] | None:

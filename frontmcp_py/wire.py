@@ -212,9 +212,13 @@ class GuardedServer(MCPServer[Any]):
         Raises:
             ConfigurationError: It does; the nearest names are given.
         """
-        problems = self.config.problems(self._known_tools, self._known_keys)
+        problems = self.config_problems()
         if problems:
             raise ConfigurationError("; ".join(problems))
+
+    def config_problems(self) -> list[str]:
+        """What the operator's file says of tools and keys that the server does not have, a sentence each."""
+        return self.config.problems(self._known_tools, self._known_keys)
 
     # -- calling -------------------------------------------------------------------------------
 
@@ -343,8 +347,11 @@ class GuardedServer(MCPServer[Any]):
             self.config.check_thread(name, policy)
         # A thread can only be told.
         cancels = is_async and (reads if policy.on_cancel is UNSET else policy.on_cancel == "cancel")
-        # Also of a tool that is not served: it takes part in the agreement about keys.
-        plan = self.guard.bind(name, policy, threads=not is_async, cancels=cancels)
+        plan: Plan | None = None
+        if self.config.overrides.tool(name).enabled is False:
+            self.guard.declare(name, policy)
+        else:
+            plan = self.guard.bind(name, policy, threads=not is_async, cancels=cancels)
         self._known_tools[name] = None
         self._known_keys |= dict.fromkeys(_keys_of(policy))
         self.in_force[name] = self.config.in_force(
@@ -357,7 +364,7 @@ class GuardedServer(MCPServer[Any]):
             describes=describes,
             describes_by_default=self._describe_limits,
         )
-        if not self.in_force[name].enabled.value:
+        if plan is None:
             return None
         is_bare = is_async and find_context_parameter(fn) is None and not find_resolved_parameters(fn)
         self.entries[name] = Entry(

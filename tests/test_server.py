@@ -393,16 +393,16 @@ async def test_a_failure_is_masked_in_production_and_logged_with_its_id(
 @pytest.mark.parametrize(
     ("environment", "option", "masks"),
     [
-        ({}, None, False),
-        ({"FRONTMCP_ENV": "production"}, None, True),
-        ({"FRONTMCP_ENV": " Production "}, None, True),
-        ({"FRONTMCP_ENV": "development"}, None, False),
-        ({"FRONTMCP_ENV": "production"}, False, False),
+        ({}, False, False),
+        ({"FRONTMCP_ENV": "production"}, False, True),
+        ({"FRONTMCP_ENV": " Production "}, False, True),
+        ({"FRONTMCP_ENV": "development"}, False, False),
+        ({"FRONTMCP_ENV": "production"}, True, True),
         ({"FRONTMCP_ENV": "development"}, True, True),
     ],
 )
 async def test_whether_it_is_production_is_an_option_or_the_environments(
-    environment: dict[str, str], option: bool | None, masks: bool, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], option: bool, masks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -274,6 +274,14 @@ class Guard:
         self._slots.advance()
         return plan
 
+    def declare(self, tool: str, policy: Policy) -> None:
+        """Let a tool that is not served take part in the agreement about shared slots.
+
+        Raises:
+            ConfigurationError: It disagrees.
+        """
+        self._plans.declare(tool, policy)
+
     @property
     def plans(self) -> Mapping[str, Plan]:
         """What was bound, by tool."""

@@ -250,9 +250,7 @@ class Plans:
             self._throttle.check_waits(limits.slots, f'tool "{tool}": concurrency')
         # Whatever may be refused comes before anything is remembered.
         named_slots = _name_slots(tool, limits.slots)
-        # A disagreement must not hide while limits are switched off.
-        declared = Limits.of(policy, self._throttle, as_if_enabled=True).slots
-        self._agree(tool, _declarations(tool, declared))
+        self.declare(tool, policy)
         own_rates = bind_rates(limits.rates, tool, self._counts)
         own_slots = tuple(
             BoundSlot(limit, name, "tool" if limit.key is None else "key", self._scheduler)
@@ -275,6 +273,16 @@ class Plans:
         made.nested = plan(own_rates, own_slots, worker)
         self.made[tool] = made
         return made
+
+    def declare(self, tool: str, policy: Policy) -> None:
+        """Hear what a tool says about the slots that it shares, whether it is served or not.
+
+        Raises:
+            ConfigurationError: Another tool says something else.
+        """
+        # A disagreement must not hide while limits are switched off.
+        declared = Limits.of(policy, self._throttle, as_if_enabled=True).slots
+        self._agree(tool, _declarations(tool, declared))
 
     def forget(self, tool: str) -> None:
         """A tool is gone: its declarations bind nobody any more."""
