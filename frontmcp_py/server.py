@@ -22,11 +22,9 @@ from frontmcp_py.app import App, as_tools, check_list
 from frontmcp_py.config import ConfigOption, Settings
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.guard import Guard
-from frontmcp_py.http.door import PROBES, Door
 from frontmcp_py.http.endpoints import METRICS_ACCESS, MetricsAccess, healthz, readyz
 from frontmcp_py.http.endpoints import metrics as metrics_endpoint
 from frontmcp_py.http.peer import TrustedProxies
-from frontmcp_py.identity import SESSIONS_ARE_CHECKED
 from frontmcp_py.policy import (
     DEFAULT_MAX_RESULT_BYTES,
     DEFAULT_SHUTDOWN_GRACE,
@@ -134,7 +132,6 @@ class FrontMCP:
         if lifespan is not None and not callable(lifespan):
             raise not_allowed("FrontMCP.lifespan", lifespan, "a function of the server, or None")
         self._lifespan = lifespan
-        self._trusted = TrustedProxies(trusted_proxies, "FrontMCP.trusted_proxies")
         settings = Settings.of(throttle, config, trusts_proxies=bool(trusted_proxies))
         self.guard: Guard = Guard(
             _warned(settings.throttle),
@@ -151,6 +148,7 @@ class FrontMCP:
                     max_result_bytes, "FrontMCP.max_result_bytes", *MAX_RESULT_BYTES_RANGE
                 ),
                 config=settings,
+                trusted=TrustedProxies(trusted_proxies, "FrontMCP.trusted_proxies"),
                 name=name,
                 version=_text(version, "FrontMCP.version"),
                 instructions=None if instructions is None else _text(instructions, "FrontMCP.instructions"),
@@ -220,16 +218,7 @@ class FrontMCP:
             ConfigurationError: The operator's file names tools or keys that the server does not have.
         """
         self.mcp.check_config()
-        app = self.mcp.streamable_http_app(**http)
-        setattr(app.state, SESSIONS_ARE_CHECKED, not http.get("stateless_http", False))
-        app.add_middleware(
-            Door,
-            ip_filter=None if self.guard.throttle is None else self.guard.throttle.ip_filter,
-            trusted=self._trusted,
-            # A probe is not filtered, but tools are, wherever they are served.
-            unfiltered=PROBES - {http.get("streamable_http_path", "/mcp")},
-        )
-        return app
+        return self.mcp.streamable_http_app(**http)
 
     def run(
         self,
@@ -287,7 +276,7 @@ class FrontMCP:
                     async with self.guard:
                         yield state
                 except asyncio.CancelledError as error:
-                    # On stdio this is how the runner ends it; the author's clean-up is as after any other end.
+                    # So the runner ends it on stdio; the author's clean-up is as after any other end.
                     if self._closed is None:
                         raise
                     cancelled = error

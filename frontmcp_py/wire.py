@@ -41,6 +41,7 @@ from mcp_types import (
     ToolAnnotations,
 )
 from pydantic import BaseModel
+from starlette.applications import Starlette
 
 from frontmcp_py import results
 from frontmcp_py.call import Call, Caller
@@ -50,7 +51,9 @@ from frontmcp_py.errors import ConfigurationError, GuardError, InternalError
 from frontmcp_py.guard import Guard, Limits, Plan, Run
 from frontmcp_py.guard.deadline import CancelledItself
 from frontmcp_py.guard.describe import META_KEY, as_data, describe
-from frontmcp_py.identity import caller_of
+from frontmcp_py.http.door import PROBES, Door
+from frontmcp_py.http.peer import TrustedProxies
+from frontmcp_py.identity import SESSIONS_ARE_CHECKED, caller_of
 from frontmcp_py.policy import UNSET, Policy
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.tool import Tool, is_async, made_already
@@ -90,6 +93,7 @@ class GuardedServer(MCPServer[Any]):
         describe_limits: Whether the model is told of limits, where a tool does not say so itself.
         max_result_bytes: The largest result, serialised.
         config: What is in force for the server, and what the operator's file says about its tools.
+        trusted: The proxies that are believed about whom they forward.
         options: The options of `MCPServer`.
 
     Attributes:
@@ -105,6 +109,7 @@ class GuardedServer(MCPServer[Any]):
         describe_limits: bool,
         max_result_bytes: int,
         config: Settings | None = None,
+        trusted: TrustedProxies | None = None,
         tools: Iterable[SdkTool] = (),
         extensions: Iterable[Extension] = (),
         subscriptions: SubscriptionBus | None = None,
@@ -120,6 +125,7 @@ class GuardedServer(MCPServer[Any]):
         self._known_keys: dict[str, None] = {}
         self.local_transport = "in-process"
         self.max_result_bytes = max_result_bytes
+        self._trusted = trusted
         self._production = production
         self._describe_limits = describe_limits
         self._bus = subscriptions or InMemorySubscriptionBus()
@@ -127,6 +133,25 @@ class GuardedServer(MCPServer[Any]):
         super().__init__(
             tools=ready, extensions=[_Guarding(self), *extensions], subscriptions=self._bus, **options
         )
+
+    # -- serving over HTTP ---------------------------------------------------------------------
+
+    def streamable_http_app(self, **http: Any) -> Starlette:
+        """The SDK's app, behind the door that finds the client's address and asks the IP filter."""
+        app = super().streamable_http_app(**http)
+        setattr(app.state, SESSIONS_ARE_CHECKED, not http.get("stateless_http", False))
+        return self._behind_door(app, http.get("streamable_http_path", "/mcp"))
+
+    def sse_app(self, **http: Any) -> Starlette:
+        """The SDK's app for the transport of 2024, behind the same door."""
+        return self._behind_door(super().sse_app(**http), http.get("sse_path", "/sse"))
+
+    def _behind_door(self, app: Starlette, path: str) -> Starlette:
+        throttle = self.guard.throttle
+        ip_filter = None if throttle is None else throttle.ip_filter
+        # A probe is not filtered, but tools are, wherever they are served.
+        app.add_middleware(Door, ip_filter=ip_filter, trusted=self._trusted, unfiltered=PROBES - {path})
+        return app
 
     # -- registering ---------------------------------------------------------------------------
 

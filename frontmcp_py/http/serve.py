@@ -123,8 +123,7 @@ class _Server(uvicorn.Server):
         await self._answers.sent(_LAST_ANSWERS)
         for connection in list(self.server_state.connections):
             # Nothing is left that anybody waits for but streams without an end.
-            if (transport := connection.transport) is not None:
-                transport.close()
+            connection.transport.close()
         if self.server_state.tasks:
             await asyncio.wait(list(self.server_state.tasks), timeout=_CLOSING)
         await self.lifespan.shutdown()

@@ -371,3 +371,12 @@ async def test_an_app_believes_the_proxies_that_its_server_names() -> None:
 def test_a_server_does_not_start_with_proxies_that_cannot_be_read(rules: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^FrontMCP\.trusted_proxies"):
         FrontMCP("desk", trusted_proxies=rules)
+
+
+@pytest.mark.parametrize("make", ["streamable_http_app", "sse_app"])
+async def test_the_apps_of_the_sdks_own_server_are_behind_the_door_too(make: str) -> None:
+    server = FrontMCP("doors", throttle=Throttle(ip_filter=IPFilter(default="deny")))
+    app = getattr(server.mcp, make)()
+    for path in ("/mcp", "/sse", "/messages/"):
+        assert await status(app, scope(path)) == 403
+    assert await status(app, scope("/healthz")) == 200
