@@ -24,7 +24,7 @@ import signal as signals
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, AnyStr, Final, Generic, Literal, cast, overload
@@ -231,7 +231,8 @@ def kill_all() -> None:
         children = [child for child in list(_live.values()) if child.owner == os.getpid()]
         if not children:
             return
-        table = [process for process in _table(0) if process is not None]
+        since = min(child.started for child in children)
+        table = [process for process in _table(since) if process is not None]
         families = [(child, child.family(table)) for child in children]
         seen = {process for _, family in families for process in family}
         # The last look has found nobody whom we have not told.
@@ -255,6 +256,7 @@ class _Child:
         self.owner = os.getpid()
         self.mark = secrets.token_hex(8)
         self.pid = 0
+        self.started = 0
         self.output: tuple[bytearray, bytearray] = (bytearray(), bytearray())
         self.returncode = _STATUS_UNKNOWN
         self.duration = 0.0
@@ -265,7 +267,6 @@ class _Child:
         self._room = max_output
         self._max_output = max_output
         self._popen: subprocess.Popen[bytes] | None = None
-        self._started = 0
         self._pipes: list[IO[bytes]] = []
         self._input = memoryview(b"")
         self._watch: _Watch | None = None
@@ -274,7 +275,6 @@ class _Child:
         self._seen: set[_Process] = set()
         self._refused: set[_Process] = set()
         self._has_ended = False
-        self._is_killed = False
         self._is_reaped = False
         # Why it was ended, if it did not end by itself.
         self._is_too_much = False
@@ -304,7 +304,7 @@ class _Child:
         self.pid = popen.pid
         self._pipes = [pipe for pipe in (popen.stdin, popen.stdout, popen.stderr) if pipe is not None]
         leader = _row(self.pid)
-        self._started = leader.started if leader else 0
+        self.started = leader.started if leader else 0
         self._watch = _watch(self.pid)
         if self._watch is not None:
             self._loop.add_reader(self._watch.fd, self._end_seen)
@@ -365,7 +365,7 @@ class _Child:
     def close(self) -> None:
         """Give back all it has taken; kill it if it is not over, as when its loop has been thrown away."""
         if self._popen is not None and not self._is_reaped:
-            for process in self.family([process for process in _table(self._started) if process is not None]):
+            for process in self.family([process for process in _table(self.started) if process is not None]):
                 _send(process, signals.SIGKILL)
             self._reap()
         for pipe in list(self._pipes):
@@ -461,7 +461,8 @@ class _Child:
         # Before any signal: who has left the group can be found by descent only as long as its parents live.
         await self._look()
         if not self._is_over() and not await self._tell(signals.SIGTERM, _GRACE):
-            await self._tell(signals.SIGKILL, _PATIENCE)
+            # Without a process table there is nobody to wait for in particular.
+            await self._tell(signals.SIGKILL, _GRACE if _PROC is None else _PATIENCE)
         self._reap()
         for process in {process for process in (*self._known, *self._refused) if _lives(process)}:
             logger.warning(
@@ -484,7 +485,8 @@ class _Child:
                 if by_itself and process not in told and not _send(process, number):
                     self._refused.add(process)
                 told.add(process)
-            if not any(_lives(process) for process in self._known if process not in self._refused):
+            others = (process for process in self._known if process not in self._refused)
+            if self._leader_has_ended() and not any(_lives(process) for process in others):
                 await self._look()
                 if self._is_over():
                     return True
@@ -496,22 +498,31 @@ class _Child:
 
     async def _look(self) -> None:
         """Look who is left besides the leader."""
-        family: list[_Process] = []
-        for _ in range(_ROUNDS):
-            table: list[_Process] = []
-            for number, process in enumerate(_table(self._started), start=1):
-                if process is not None:
-                    table.append(process)
-                if number % _LOOK_AT_ONCE == 0:
-                    await self._pause(0)
+        for turn in range(_ROUNDS):
+            had_ended, known = self._leader_has_ended(), len(self._seen)
+            table = await self._read_table()
             family = self.family(table)
             self._seen.update(family)
-            if not any(process.is_unclear and process not in self._seen for process in table):
-                break
-            await self._pause(0.001)
-        self._known = [
-            process for process in family if process.state not in _GONE and process not in self._refused
-        ]
+            self._known = [
+                process for process in family if process.state not in _GONE and process not in self._refused
+            ]
+            # The list of processes is made first and their rows are read later. Who has gone in between may
+            # have started somebody who is not on the list.
+            has_gone = had_ended != self._leader_has_ended() or len(self._seen) != known
+            has_gone = has_gone or (turn == 0 and _VANISHED in table)
+            is_unclear = any(process.is_unclear and process not in self._seen for process in table)
+            if self._known or not (has_gone or is_unclear):
+                return
+            await self._pause(0.001 if is_unclear else 0)
+
+    async def _read_table(self) -> list[_Process]:
+        table: list[_Process] = []
+        for number, process in enumerate(_table(self.started), start=1):
+            if process is not None:
+                table.append(process)
+            if number % _LOOK_AT_ONCE == 0:
+                await self._pause(0)
+        return table
 
     def family(self, table: Sequence[_Process]) -> list[_Process]:
         """Of the processes in a table, those that the command has started, without the leader."""
@@ -539,7 +550,7 @@ class _Child:
     def _is_over(self) -> bool:
         if self._known or not self._leader_has_ended():
             return False
-        if _PROC is not None or self._is_killed:
+        if _PROC is not None:
             return True
         if sys.platform == "linux":
             # The zombie counts as a member; who writes no more is the best that can be told.
@@ -566,7 +577,6 @@ class _Child:
         """Send a signal to the whole group, if its id is still its own; whether the system lets us."""
         # 0 would be our own group, and 1 would be everybody.
         if self.pid > 1 and self.pid != os.getpgrp() and self._holds_id():
-            self._is_killed |= number == signals.SIGKILL
             try:
                 os.killpg(self.pid, number)
             except PermissionError:
@@ -622,7 +632,7 @@ class _Child:
     async def _name_holders(self, pipes: Sequence[IO[bytes] | None]) -> None:
         inodes = {os.fstat(pipe.fileno()).st_ino for pipe in pipes if pipe is not None}
         holders: list[int] = []
-        for number, process in enumerate(_table(self._started), start=1):
+        for number, process in enumerate(_table(self.started), start=1):
             if process is not None and process.pid != self.owner and _holds(process.pid, inodes):
                 holders.append(process.pid)
             if number % _LOOK_AT_ONCE == 0:
@@ -670,6 +680,10 @@ class _Process:
         return hash((self.pid, self.started))
 
 
+_VANISHED: Final = _Process(0, 0)
+"""Stands for a process that was listed and has gone before it could be looked at."""
+
+
 def _watch(pid: int) -> _Watch | None:
     """Watch a child that has not been waited for; `None` if it has to be looked at again and again."""
     if sys.platform == "linux":
@@ -707,20 +721,30 @@ def _table(since: int) -> Iterator[_Process | None]:
     with os.scandir(_PROC) as entries:
         for entry in entries:
             if entry.name.isdigit():
-                yield _row(int(entry.name), since, with_marks=True)
+                fields = _stat(int(entry.name))
+                if fields is None:
+                    yield _VANISHED
+                elif int(fields[19]) >= since:
+                    yield _marked(_process(int(entry.name), fields))
+                else:
+                    yield None
 
 
-def _row(pid: int, since: int = 0, *, with_marks: bool = False) -> _Process | None:
+def _row(pid: int) -> _Process | None:
     fields = _stat(pid)
-    if fields is None or int(fields[19]) < since:
-        return None
-    marks, is_unclear = frozenset[str](), False
-    if with_marks:
-        environment = _read(pid, "environ")
-        marks = frozenset(mark.decode() for mark in _MARKS.findall(environment or b""))
-        is_unclear = environment == b"" and _is_unclear(pid)
-    state, parent, group, session = fields[0], int(fields[1]), int(fields[2]), int(fields[3])
-    return _Process(pid, int(fields[19]), state, parent, group, session, marks, is_unclear)
+    return None if fields is None else _process(pid, fields)
+
+
+def _process(pid: int, fields: Sequence[bytes]) -> _Process:
+    return _Process(pid, int(fields[19]), fields[0], int(fields[1]), int(fields[2]), int(fields[3]))
+
+
+def _marked(process: _Process) -> _Process:
+    """The same with what its environment says."""
+    environment = _read(process.pid, "environ")
+    marks = frozenset(mark.decode() for mark in _MARKS.findall(environment or b""))
+    is_unclear = environment == b"" and _is_unclear(process.pid)
+    return replace(process, marks=marks, is_unclear=is_unclear) if marks or is_unclear else process
 
 
 def _is_unclear(pid: int) -> bool:
@@ -740,19 +764,19 @@ def _stat(pid: int) -> list[bytes] | None:
 
 
 def _read(pid: int, what: str) -> bytes | None:
-    """A file of a process; `None` if the process has gone or is none of our business."""
+    """A file of a process; empty if it cannot be read now or any more, `None` if we may not read it."""
     if _PROC is None:
         return None
     try:
         fd = os.open(f"{_PROC}/{pid}/{what}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        try:
+            return b"".join(iter(partial(os.read, fd, _CHUNK), b""))
+        finally:
+            os.close(fd)
+    except PermissionError:
         return None
-    try:
-        return b"".join(iter(partial(os.read, fd, _CHUNK), b""))
     except OSError:
-        return None
-    finally:
-        os.close(fd)
+        return b""
 
 
 def _lives(process: _Process) -> bool:

@@ -135,11 +135,11 @@ def by_nothing(call: Call) -> str:
     raise LookupError(SECRET)
 
 
-def build(*, production: bool | None = None, auth: bool = False, journal: Path | None = None) -> FrontMCP:
+def build(*, production: bool = False, auth: bool = False, journal: Path | None = None) -> FrontMCP:
     """A server with every tool that the tests need."""
     cases = Cases(journal)
     app = App("flow")
-    for declare in (_limited, _working, _late, _failing, _calling, _identifying):
+    for declare in (_limited, _working, _late, _failing, _calling, _identifying, _running_commands):
         declare(app, cases)
     resource = AuthSettings(
         issuer_url=AnyHttpUrl("https://issuer.example"),
@@ -434,6 +434,32 @@ def _identifying(app: App, cases: Cases) -> None:
     @app.tool(rate_limit=RateLimit(1, window=_YEAR, partition_by="user_id"))
     async def once_for_each_user() -> str:
         return "counted"
+
+
+def _running_commands(app: App, cases: Cases) -> None:
+    """Tools that run a script."""
+    slot = Concurrency(1, key="slot", partition_by=by_case)
+
+    async def run(ctx: ToolContext, case: str, script: str, **options: Any) -> dict[str, Any]:
+        try:
+            return asdict(await ctx.run_process("sh", "-c", script, **options))
+        except BaseException as error:
+            cases[case].say(type(error).__name__)
+            raise
+        finally:
+            cases[case].say("over")
+
+    @app.tool(concurrency=slot)
+    async def shell(case: str, script: str, ctx: ToolContext, timeout: float | None = None) -> dict[str, Any]:
+        return await run(ctx, case, script, timeout=timeout, max_output=4096)
+
+    @app.tool(concurrency=slot, timeout=1)
+    async def shell_in_time(case: str, script: str, ctx: ToolContext) -> dict[str, Any]:
+        return await run(ctx, case, script)
+
+    @app.tool(concurrency=slot, read_only=True)
+    async def shell_that_reads(case: str, script: str, ctx: ToolContext) -> dict[str, Any]:
+        return await run(ctx, case, script)
 
 
 # ------------------------------------------------------------------------------------------------- serving
