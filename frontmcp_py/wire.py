@@ -52,6 +52,7 @@ from frontmcp_py.guard import Guard, Limits, Plan, Run
 from frontmcp_py.guard.deadline import CancelledItself
 from frontmcp_py.guard.describe import META_KEY, as_data, describe
 from frontmcp_py.http.door import PROBES, Door
+from frontmcp_py.http.gate import Gate
 from frontmcp_py.http.peer import TrustedProxies
 from frontmcp_py.identity import SESSIONS_ARE_CHECKED, caller_of
 from frontmcp_py.policy import UNSET, Policy
@@ -137,14 +138,20 @@ class GuardedServer(MCPServer[Any]):
     # -- serving over HTTP ---------------------------------------------------------------------
 
     def streamable_http_app(self, **http: Any) -> Starlette:
-        """The SDK's app, behind the door that finds the client's address and asks the IP filter."""
+        """The SDK's app; before it a gate, and before that the door that asks who comes from where."""
         app = super().streamable_http_app(**http)
         setattr(app.state, SESSIONS_ARE_CHECKED, not http.get("stateless_http", False))
-        return self._behind_door(app, http.get("streamable_http_path", "/mcp"))
+        path = http.get("streamable_http_path", "/mcp")
+        app.add_middleware(Gate, path=path, is_control=self._is_control)
+        return self._behind_door(app, path)
 
     def sse_app(self, **http: Any) -> Starlette:
         """The SDK's app for the transport of 2024, behind the same door."""
         return self._behind_door(super().sse_app(**http), http.get("sse_path", "/sse"))
+
+    def _is_control(self, tool: str) -> bool:
+        entry = self.entries.get(tool)
+        return entry is not None and entry.plan.control
 
     def _behind_door(self, app: Starlette, path: str) -> Starlette:
         throttle = self.guard.throttle

@@ -73,7 +73,7 @@ class TrustedProxies:
         return bool(self.networks)
 
     def __contains__(self, address: Address | None) -> bool:
-        return address is not None and any(address in network for network in self.networks)
+        return bool(self.networks) and address is not None and any(address in each for each in self.networks)
 
 
 def client_address(

@@ -319,12 +319,22 @@ def desk(deny: Iterable[str] = ("203.0.113.0/24",), **options: Any) -> FrontMCP:
 
 async def test_an_app_refuses_before_it_looks_at_host_token_and_body() -> None:
     settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    app = desk(auth=settings, token_verifier=NoTokens()).http_app()
+    server = desk(auth=settings, token_verifier=NoTokens())
+
+    @server.tool(priority="control")
+    async def look() -> str:
+        return "seen"
+
+    app = server.http_app()
     headers = {"host": "evil.example", "authorization": "Bearer x", "content-length": "999999999"}
     assert await status(app, scope(headers=headers)) == 403
     assert await status(app, scope("/nowhere", headers=headers)) == 403
-    with pytest.raises(AssertionError, match="the token was looked at"):
+    # Whom the door lets in is read, and what is behind the gate is asked.
+    with pytest.raises(AssertionError, match="the body was read"):
         await ask(app, scope(client="198.51.100.5", headers=headers))
+    control = {**headers, "mcp-method": "tools/call", "mcp-name": "look"}
+    with pytest.raises(AssertionError, match="the token was looked at"):
+        await ask(app, scope(client="198.51.100.5", headers=control))
 
 
 async def test_an_app_answers_probes_to_everybody() -> None:

@@ -1,0 +1,151 @@
+"""The gate of an HTTP app: requests come in one after the other, and control calls pass.
+
+Under a flood the time of a server does not go into the guard, but into reading requests and writing answers:
+each takes a few turns of the event loop, and with hundreds of them in it a turn is long. Whoever comes then
+stands behind all of them, and so would a control call, which is there for that very moment. So only one
+request is let in for every few turns of the loop. Turns stay short, and what passes the gate is answered
+almost as soon as on an idle server. All the others wait no longer than they would have anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, cast
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+TURNS: Final = 8
+"""Turns of the loop between two requests: about as many as it takes to answer one. With 2 the turns of a
+flood get long again, with 4 or 16 nothing changes."""
+
+PEEK_BYTES: Final = 16 * 1024
+"""The largest message that is read to find out whether it is a control call, where no header says so."""
+
+_CALL: Final = "tools/call"
+_CANCEL: Final = "notifications/cancelled"
+
+
+class Gate:
+    """ASGI middleware: lets one request in for every few turns of the loop, in order, and some at once.
+
+    At once come: calls of control tools, cancellations, answers to questions of the server, and whatever is
+    not posted to the path where tools are called. The first request of a quiet time is not held up either.
+    A request is let in when its message is complete, so that a slow client holds up nobody, and one whose
+    client leaves before that is not let in at all.
+
+    Args:
+        app: What is behind it.
+        path: Where tools are called.
+        is_control: Whether a tool of this name is a control tool.
+    """
+
+    def __init__(self, app: ASGIApp, *, path: str, is_control: Callable[[str], bool]) -> None:
+        self._app = app
+        self._path = path
+        self._is_control = is_control
+        self._line: deque[asyncio.Future[None]] = deque()
+        # The loop whose turns are being counted, while they are.
+        self._turning: asyncio.AbstractEventLoop | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, in its turn."""
+        if scope["type"] != "http" or scope["method"] != "POST" or not self._is_for_tools(scope):
+            await self._app(scope, receive, send)
+            return
+        method, name = _headers(scope)
+        if method is not None and self._comes_at_once(method, name):
+            await self._app(scope, receive, send)
+            return
+        read = await _read(receive)
+        if read[-1]["type"] == "http.disconnect":
+            return
+        if method is not None or not self._is_urgent(read):
+            await self._turn()
+        await self._app(scope, _replaying(read, receive), send)
+
+    def _is_for_tools(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        return path.removeprefix(root) == self._path or path == self._path
+
+    def _comes_at_once(self, method: object, name: object) -> bool:
+        return method == _CANCEL or (method == _CALL and isinstance(name, str) and self._is_control(name))
+
+    def _is_urgent(self, read: list[Message]) -> bool:
+        """Whether a message of the protocol of 2025, whose headers do not tell, comes in at once."""
+        body = b"".join(message.get("body", b"") for message in read)
+        if len(body) > PEEK_BYTES or read[-1].get("more_body", False):
+            return False
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError):
+            # The server will say what is wrong with it, in its turn.
+            return False
+        fields = _table(message)
+        if "method" not in fields:
+            return "result" in fields or "error" in fields
+        return self._comes_at_once(fields["method"], _table(fields.get("params")).get("name"))
+
+    async def _turn(self) -> None:
+        """Wait for the turn of a request."""
+        loop = asyncio.get_running_loop()
+        if self._turning is not loop:
+            # Nobody has come just now; or another loop has ended with some in its line, who are gone.
+            self._turning = loop
+            self._line.clear()
+            loop.call_soon(self._pass, loop, TURNS)
+            return
+        turn = loop.create_future()
+        self._line.append(turn)
+        await turn
+
+    def _pass(self, loop: asyncio.AbstractEventLoop, turns: int) -> None:
+        """One turn of the loop has passed."""
+        if turns > 1:
+            loop.call_soon(self._pass, loop, turns - 1)
+            return
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                loop.call_soon(self._pass, loop, TURNS)
+                return
+        self._turning = None
+
+
+def _table(value: object) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _headers(scope: Scope) -> tuple[str | None, str | None]:
+    """The method and the tool of a request, where its headers tell: in the protocol of 2026."""
+    method = name = None
+    for key, value in scope["headers"]:
+        if key == b"mcp-method":
+            method = value.decode("latin-1")
+        elif key == b"mcp-name":
+            name = value.decode("latin-1")
+    return method, name
+
+
+async def _read(receive: Receive) -> list[Message]:
+    """What there is to read of a request, up to the end or the end of patience with large ones."""
+    read = [await receive()]
+    size = len(read[0].get("body", b""))
+    while read[-1].get("more_body", False) and size <= PEEK_BYTES:
+        read.append(await receive())
+        size += len(read[-1].get("body", b""))
+    return read
+
+
+def _replaying(read: list[Message], receive: Receive) -> Receive:
+    """What was read, and then the rest."""
+    messages = deque(read)
+
+    async def replay() -> Message:
+        return messages.popleft() if messages else await receive()
+
+    return replay
