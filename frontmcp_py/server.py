@@ -97,6 +97,7 @@ class FrontMCP:
     Attributes:
         mcp: The SDK's server. A tool registered there gets the globals, the defaults and admission.
         guard: The guard.
+        shutdown_grace: Seconds that running work gets at the end.
     """
 
     @names_options
@@ -123,7 +124,7 @@ class FrontMCP:
         mcp_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.name: str = check_text(name, "FrontMCP.name")
-        self._grace = parse_duration(
+        self.shutdown_grace: float = parse_duration(
             shutdown_grace,
             field="FrontMCP.shutdown_grace",
             low=SHUTDOWN_GRACE_RANGE[0],
@@ -136,7 +137,7 @@ class FrontMCP:
         self.guard: Guard = Guard(
             _warned(settings.throttle),
             worker_threads=check_count(worker_threads, "FrontMCP.worker_threads", *WORKER_THREADS_RANGE),
-            shutdown_grace=self._grace,
+            shutdown_grace=self.shutdown_grace,
         )
         options = _mcp_options(mcp_options)
         try:
@@ -260,7 +261,8 @@ class FrontMCP:
             app = self.http_app(host=host, **http)
             log_level = self.mcp.settings.log_level.lower()
             try:
-                serve(app, guard=self.guard, host=host, port=port, grace=self._grace, log_level=log_level)
+                grace = self.shutdown_grace
+                serve(app, guard=self.guard, host=host, port=port, grace=grace, log_level=log_level)
             except ConfigurationError as error:
                 raise SystemExit(f"frontmcp_py: {error}") from None
         else:
@@ -292,7 +294,7 @@ class FrontMCP:
         self._closed = asyncio.Event()
         try:
             await serve_stdio(
-                self.mcp.run_stdio_async, guard=self.guard, grace=self._grace, closed=self._closed
+                self.mcp.run_stdio_async, guard=self.guard, grace=self.shutdown_grace, closed=self._closed
             )
         finally:
             self._closed = None

@@ -248,9 +248,13 @@ class GuardedServer(MCPServer[Any]):
         if problems:
             raise ConfigurationError("; ".join(problems))
 
-    def config_problems(self) -> list[str]:
-        """What the operator's file says of tools and keys that the server does not have, a sentence each."""
-        return self.config.problems(self._known_tools, self._known_keys)
+    def config_problems(self, config: Settings | None = None) -> list[str]:
+        """What the operator's file says of tools and keys that the server does not have, a sentence each.
+
+        Args:
+            config: What another file says, instead of the one that is in force.
+        """
+        return (config or self.config).problems(self._known_tools, self._known_keys)
 
     # -- calling -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import typer
 from frontmcp_py.cli import target as targets
 from frontmcp_py.cli.configured import CONFIG_HELP, file_of, load
 from frontmcp_py.cli.output import Failure, complain, one_line, say, say_json
-from frontmcp_py.config import Overrides, Settings
+from frontmcp_py.config import Overrides, Settings, is_bare_throttle
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.server import FrontMCP
 
@@ -36,12 +36,8 @@ def check(
     # Errors of the file are known by now; without it the code's own can be found as well.
     server = _loaded(place, Path(os.devnull) if problems else config, problems)
     if server is not None:
-        known_tools, known_keys = server.mcp._known_tools, server.mcp._known_keys
-        if file is not None and problems:
-            names = Settings(overrides=Overrides(_names(document or {}), str(file)))
-            problems += names.problems(known_tools, known_keys)
-        else:
-            problems += server.mcp.config.problems(known_tools, known_keys)
+        names = Settings(overrides=Overrides(_names(document or {}), str(file))) if problems else None
+        problems += server.mcp.config_problems(names)
     if as_json:
         say_json({"ok": not problems, "problems": problems, "config": None if file is None else str(file)})
     elif problems:
@@ -94,6 +90,8 @@ def _table(value: object) -> Mapping[str, Any]:
 
 def _pieces(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The file in the smallest parts that can be read by themselves."""
+    if is_bare_throttle(document):
+        document = {"throttle": document}
     for section, content in document.items():
         fields = _table(content)
         if section == "tools" and fields:
@@ -112,14 +110,7 @@ def _pieces(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             if not _table(keys):
                 yield {section: {_KEYS: keys}}
         else:
-            yield document if section in _THEIRS else {section: content}
-
-
-# FrontMCP's JSON may be a throttle object alone, whose fields stand where sections do.
-_THEIRS = (
-    *("enabled", "keyPrefix", "global", "globalConcurrency", "defaultRateLimit", "defaultConcurrency"),
-    *("defaultTimeout", "ipFilter", "storage"),
-)
+            yield {section: content}
 
 
 def _loaded(place: targets.Target, config: Path | None, problems: list[str]) -> FrontMCP | None:

@@ -33,8 +33,3 @@ def file_of(target: Target, config: Path | None) -> Path | None:
     named = os.environ.get("FRONTMCP_CONFIG", "").strip()
     file = config or (Path(named) if named else target.folder / FILE_NAME)
     return file if file.exists() else None
-
-
-def grace_of(server: FrontMCP) -> float:
-    """Seconds that running calls are given when the server is told to stop."""
-    return server._grace

@@ -27,7 +27,7 @@ from rich.text import Text
 from frontmcp_py.cli.calls import ToolCall, is_harmless, unasked
 from frontmcp_py.cli.candidate import Candidate, started
 from frontmcp_py.cli.clients import Clients, Load, clients
-from frontmcp_py.cli.configured import CONFIG_HELP, grace_of
+from frontmcp_py.cli.configured import CONFIG_HELP
 from frontmcp_py.cli.configured import load as load_server
 from frontmcp_py.cli.flood import Record, call, connected, why_not
 from frontmcp_py.cli.here import Place, refuse_elsewhere
@@ -141,7 +141,7 @@ async def _stress(server: str, config: Path | None, load: Load, *, quiet: bool) 
         return await _flooded(Place.of(server), None, load, quiet=quiet)
     target = Target.of(server)
     try:
-        allowed = stop_seconds(grace_of(load_server(target, config)))
+        allowed = stop_seconds(load_server(target, config).shutdown_grace)
     except ConfigurationError as error:
         raise Failure(str(error)) from error
     async with started(target, config, allowed) as candidate:

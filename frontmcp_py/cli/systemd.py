@@ -14,7 +14,7 @@ import typer
 
 from frontmcp_py.cli import target as targets
 from frontmcp_py.cli import watchdog as watching
-from frontmcp_py.cli.configured import CONFIG_HELP, grace_of, load
+from frontmcp_py.cli.configured import CONFIG_HELP, load
 from frontmcp_py.cli.output import Failure, complain, one_line, say
 from frontmcp_py.cli.run import HOST, PORT
 from frontmcp_py.errors import ConfigurationError
@@ -120,7 +120,7 @@ def systemd(
             folder=_path(Path.cwd()),
             command=_command(_run(place, host, port, config)),
             run_as="" if run_as is None else f"User={_value(run_as)}\n",
-            stop=stop_seconds(grace_of(server)),
+            stop=stop_seconds(server.shutdown_grace),
             wanted_by="default.target" if user else "multi-user.target",
         )
     }

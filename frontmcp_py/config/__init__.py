@@ -11,12 +11,11 @@ kind. For the way of a value:
 """
 
 from .file import FILE_NAME, ConfigOption, Overrides, ToolOverride, for_target
-from .frontmcp_json import FIELD_NAMES, translated
+from .frontmcp_json import is_bare_throttle, translated
 from .in_force import Layer, Origin, Ruling, ToolInForce, Via
 from .settings import Settings
 
 __all__ = [
-    "FIELD_NAMES",
     "FILE_NAME",
     "ConfigOption",
     "Layer",
@@ -28,5 +27,6 @@ __all__ = [
     "ToolOverride",
     "Via",
     "for_target",
+    "is_bare_throttle",
     "translated",
 ]

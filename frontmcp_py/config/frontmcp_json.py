@@ -22,7 +22,7 @@ _SLOT_NAMES: Final = {
 }
 _TIMEOUT_NAMES: Final = {"executeMs": "execute"}
 _FILTER_NAMES: Final = {"allowList": "allow", "denyList": "deny", "defaultAction": "default"}
-FIELD_NAMES: Final = {
+_FIELD_NAMES: Final = {
     "keyPrefix": "key_prefix",
     "global": "global_rate_limit",
     "globalConcurrency": "global_concurrency",
@@ -51,8 +51,8 @@ def translated(throttle: Mapping[Any, object]) -> dict[str, object]:
     Raises:
         ConfigurationError: A field has no counterpart here, or both names for one were given.
     """
-    fields_given = _renamed(throttle, FIELD_NAMES)
-    is_theirs = any(name in FIELD_NAMES for name in throttle)
+    fields_given = _renamed(throttle, _FIELD_NAMES)
+    is_theirs = any(name in _FIELD_NAMES for name in throttle)
     for name, names in _NESTED_NAMES.items():
         value = fields_given.get(name)
         if isinstance(value, Mapping):
@@ -71,7 +71,7 @@ def translated(throttle: Mapping[Any, object]) -> dict[str, object]:
 
 def _their_name(name: str, given: Mapping[Any, object]) -> str:
     """A field as the mapping that was given calls it."""
-    known = (theirs for theirs, ours in FIELD_NAMES.items() if ours == name and theirs in given)
+    known = (theirs for theirs, ours in _FIELD_NAMES.items() if ours == name and theirs in given)
     return next(known, name)
 
 
@@ -173,5 +173,5 @@ def _redis_uri(redis: Mapping[str, object]) -> str:
 
 def is_bare_throttle(document: Mapping[str, object]) -> bool:
     """Whether a document is such an object by itself, not one of the sections of a file."""
-    names = {*FIELD_NAMES, "enabled", "storage"}
+    names = {*_FIELD_NAMES, "enabled", "storage"}
     return not any(section in document for section in SECTIONS) and any(name in names for name in document)
