@@ -11,30 +11,38 @@ import sys
 from frontmcp_py import Concurrency, FrontMCP
 
 TAKES = 0.05
-"""Seconds that a call takes."""
+"""Seconds that a call takes, once calls may come to their end."""
 
 
 def build(journal: str) -> FrontMCP:
-    server = FrontMCP("flooded")
+    server, gate = FrontMCP("flooded"), asyncio.Event()
 
     def note(number: str) -> None:
         with open(journal, "a", encoding="utf-8") as file:  # noqa: PTH123
             file.write(f"{number}\n")
 
-    @server.tool
-    async def work(number: str) -> str:
+    async def work_on(number: str) -> str:
         note(number)
+        await gate.wait()
         await asyncio.sleep(TAKES)
         return number
+
+    @server.tool
+    async def work(number: str) -> str:
+        return await work_on(number)
 
     @server.tool(concurrency=Concurrency(8, key="shell", queue_timeout=None))
     async def shell(number: str) -> str:
-        note(number)
-        await asyncio.sleep(TAKES)
-        return number
+        return await work_on(number)
 
     @server.tool(priority="control")
     async def look(number: str) -> str:
+        return number
+
+    @server.tool(priority="control")
+    async def let_go(number: str) -> str:
+        """From now on calls come to their end."""
+        gate.set()
         return number
 
     return server

@@ -131,6 +131,9 @@ async def test_a_flood_of_200_connections_is_answered_and_control_calls_pass_it(
                 status, _ = await flooded.probe(http, path)
                 seen[path, status] += 1
             assert await flooded.call(http, "look") == "ok"
+            if seen["/readyz", 503] == 3:
+                # Nothing has come to its end yet, so that the queue is full whatever this machine is like.
+                assert await flooded.call(http, "let_go") == "ok"
 
     async def flood(http: httpx2.AsyncClient, tools: list[str]) -> None:
         for tool in tools:
@@ -150,7 +153,9 @@ async def test_a_flood_of_200_connections_is_answered_and_control_calls_pass_it(
     assert answers.total() == len(flooded.answers) >= 3 * CONNECTIONS
     # What began was answered with its result, and nothing else began.
     assert {*flooded.begun()} == {
-        number for number, answer in flooded.answers.items() if answer == "ok" and "look" not in number
+        number
+        for number, answer in flooded.answers.items()
+        if answer == "ok" and number.startswith(("work", "shell"))
     }
     assert {path for path, status in seen if status == 200} == {"/healthz", "/readyz", "/metrics"}
     assert seen["/readyz", 503] > 0
@@ -175,6 +180,7 @@ async def test_a_signal_in_the_middle_of_a_flood_loses_no_call_that_has_begun(fl
                 told.set()
 
     async with connections(CONNECTIONS // 2) as clients:
+        await flooded.call(clients[0], "let_go")
         flooding = asyncio.gather(*map(flood, clients))
         await told.wait()
         flooded.process.send_signal(signal.SIGTERM)
@@ -194,4 +200,5 @@ async def test_idle_connections_are_no_load(flooded: Flooded) -> None:
             assert (await flooded.probe(http, "/readyz"))[0] == 200
         _, ready = await flooded.probe(clients[0], "/readyz")
         assert (ready["active"], ready["places"]) == (0, 0)
-        assert await flooded.call(clients[0], "work") == "ok"
+        assert await flooded.call(clients[0], "let_go") == "ok"
+        assert await flooded.call(clients[1], "work") == "ok"
