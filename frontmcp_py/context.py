@@ -11,8 +11,8 @@ from mcp_types import CallToolResult
 
 from frontmcp_py import process
 from frontmcp_py.call import Caller
-from frontmcp_py.policy import Duration
-from frontmcp_py.process import DEFAULT_MAX_OUTPUT, ProcessResult
+from frontmcp_py.policy import DEFAULT_MAX_OUTPUT, Duration
+from frontmcp_py.process import ProcessResult
 from frontmcp_py.signal import AbortSignal
 
 if TYPE_CHECKING:

@@ -106,6 +106,12 @@ MAX_RESULT_BYTES_RANGE: Final = (1024, 1024**3)
 DEFAULT_MAX_RESULT_BYTES: Final = 6 * 1024**2
 """Bytes of a result unless told otherwise: far more than a model reads."""
 
+MAX_OUTPUT_RANGE: Final = (1024, 1024**3)
+"""Bytes a command may write: an error message fits in the least, memory holds the most."""
+
+DEFAULT_MAX_OUTPUT: Final = 4 * 1024**2
+"""Bytes a command may write unless told otherwise: less than a result may have, more than a model reads."""
+
 DEFAULT_QUEUE_TIMEOUT: Final = 30.0
 """Seconds of waiting for a place unless told otherwise, and for what else is held up (worker threads, nested
 calls) where admission is off: well within the minute that common clients wait."""

@@ -1,14 +1,19 @@
-"""Real commands, on both event loops. One is known by a number that nobody else has in its arguments."""
+"""Real commands, on asyncio's loop and, in the slow run, on uvloop.
+
+A command is known by a number that nobody else has in its arguments.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import itertools
 import logging
 import os
 import pickle
+import resource
 import signal as signals
 import subprocess
 import sys
@@ -21,9 +26,11 @@ from typing import Any, Final
 
 import anyio
 import pytest
+import uvloop
 
-from frontmcp_py import AbortSignal, ConfigurationError, OutputLimit, process
-from frontmcp_py.process import ProcessResult, ProcessTimeout, kill_all, run
+from frontmcp_py import AbortSignal, ConfigurationError, OutputLimit
+from frontmcp_py.process import ProcessResult, ProcessTimeout, kill_all, run, table
+from frontmcp_py.process.child import Child, lingering, live
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -40,7 +47,7 @@ class Stop(Exception):
     """A reason of the tests' own."""
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=["asyncio", pytest.param("uvloop", marks=pytest.mark.slow)])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
@@ -61,15 +68,21 @@ def nothing_is_kept() -> Iterator[None]:
     """Nothing that runs is left in the books, and every child has been waited for."""
     before = children()
     yield
-    assert process._live == {}
-    assert process._lingering == []
+    assert live == {}
+    assert lingering == []
     assert children() <= before
+
+
+@pytest.fixture(autouse=True)
+def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is waited for in vain is waited for until the test is overdue, and not much longer."""
+    monkeypatch.setattr("frontmcp_py.process.child._PATIENCE", 75.0)
 
 
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL comes soon, for processes that ignore SIGTERM in any case."""
-    monkeypatch.setattr(process, "_GRACE", 0.1)
+    monkeypatch.setattr("frontmcp_py.process.child._GRACE", 0.1)
 
 
 def alive(token: str) -> list[int]:
@@ -145,6 +158,18 @@ async def test_standard_input_is_empty_unless_given(given: str | bytes | None) -
     assert (await run("cat", input=given)).stdout == ""
 
 
+async def test_the_input_of_the_server_is_never_shared() -> None:
+    kept, (read, write) = os.dup(0), os.pipe()
+    os.dup2(read, 0)
+    try:
+        os.write(write, b"client")
+        assert (await run("head", "-c", "6")).stdout == ""
+    finally:
+        os.dup2(kept, 0)
+        for file in (kept, read, write):
+            os.close(file)
+
+
 @pytest.mark.parametrize("given", ["ä" * 700_000, "ä".encode() * 700_000], ids=["text", "bytes"])
 async def test_large_input_and_output_do_not_wait_for_each_other(given: str | bytes) -> None:
     result = await run("tee", "/dev/stderr", input=given)
@@ -153,6 +178,12 @@ async def test_large_input_and_output_do_not_wait_for_each_other(given: str | by
 
 async def test_a_command_need_not_read_its_input() -> None:
     assert (await run("sh", "-c", "exec <&-; echo done", input=b"x" * 1_000_000)).stdout == "done\n"
+    assert (await run("echo", "done", input=b"x" * 1_000_000)).stdout == "done\n"
+
+
+async def test_input_that_nobody_reads_holds_nothing_up(nap: str) -> None:
+    with pytest.raises(ProcessTimeout):
+        await run("sh", "-c", f"sleep {nap} & wait", input=b"x" * 1_000_000, timeout=0.1)
 
 
 async def test_output_after_the_end_of_one_stream() -> None:
@@ -194,8 +225,8 @@ async def test_the_command_is_in_a_session_of_its_own() -> None:
 
 
 async def test_many_commands_at_once_have_their_own_output() -> None:
-    results = await asyncio.gather(*(run("sh", "-c", f"sleep 0.0{n % 3}; echo {n}") for n in range(40)))
-    assert [result.stdout for result in results] == [f"{n}\n" for n in range(40)]
+    results = await asyncio.gather(*(run("sh", "-c", f"sleep 0.0{n % 3}; echo {n}") for n in range(50)))
+    assert [result.stdout for result in results] == [f"{n}\n" for n in range(50)]
 
 
 # ----------------------------------------------------------------------------------------- what is refused
@@ -215,6 +246,7 @@ BYTES_PATH: Any = os.fsencode(os.curdir)
         (("sleep", NUMBER), {}, TypeError, r"argv\[1\] has to be text or a path, not 5"),
         ((BYTES,), {}, TypeError, r"argv\[0\] has to be text or a path, not b'ls'"),
         (("ls", "a\0b"), {}, ConfigurationError, r"argv\[1\]: 'a\\x00b' .* without a null character"),
+        (("ls", "\ud800"), {}, ConfigurationError, r"argv\[1\]: '\\ud800' .* that can be encoded"),
         (("ls", "-l"), {"shell": True}, ConfigurationError, "argv: .* one text"),
         (("ls",), {"shell": 1}, ConfigurationError, "shell: 1"),
         (("ls",), {"text": "yes"}, ConfigurationError, "text: 'yes'"),
@@ -225,9 +257,11 @@ BYTES_PATH: Any = os.fsencode(os.curdir)
         (("ls",), {"env": {"A": "\0"}}, ConfigurationError, r"env\['A'\]: "),
         (("ls",), {"env": [("A", "b")]}, TypeError, "env has to be a mapping"),
         (("ls",), {"input": 5}, TypeError, "input has to be text or bytes, not 5"),
+        (("ls",), {"input": "\ud800"}, ConfigurationError, r"input: '\\ud800' .* that can be encoded"),
         (("ls",), {"timeout": 0}, ConfigurationError, "timeout: 0"),
         (("ls",), {"timeout": "soon"}, ConfigurationError, "timeout: 'soon'"),
         (("ls",), {"timeout": True}, ConfigurationError, "timeout: True"),
+        (("ls",), {"signal": signals.SIGTERM}, TypeError, "signal has to be an AbortSignal, not <Signals"),
         (("ls",), {"max_output": 1023}, ConfigurationError, "max_output: 1023 .* from 1024 to 1073741824"),
         (("ls",), {"max_output": 4096.0}, ConfigurationError, "max_output: 4096.0"),
     ],
@@ -301,6 +335,14 @@ async def test_an_abort_ends_the_command_and_raises_its_reason(nap: str) -> None
     assert not signal._listeners
 
 
+async def test_a_command_that_has_ended_listens_to_nothing() -> None:
+    signal = AbortSignal()
+    await run("true", signal=signal)
+    with pytest.raises(ProcessTimeout):
+        await run("sleep", "300", signal=signal, timeout=0.05)
+    assert not signal._listeners
+
+
 async def test_an_abort_from_another_thread(nap: str) -> None:
     signal = AbortSignal()
     task = asyncio.create_task(run("sleep", nap, signal=signal))
@@ -334,7 +376,7 @@ async def test_a_command_that_has_ended_is_not_aborted_any_more(nap: str, short_
     signal = AbortSignal()
     script = f"trap '' TERM; sleep {nap} & echo $!"
     task = asyncio.create_task(run("sh", "-c", script, signal=signal))
-    await until(lambda: any(child._has_ended for child in process._live.values()))
+    await until(lambda: any(child._has_ended for child in live.values()))
     signal.abort(Stop())
     assert (await task).returncode == 0
 
@@ -351,6 +393,23 @@ async def test_every_member_has_sigterm_once(nap: str) -> None:
     with pytest.raises(ProcessTimeout) as error:
         await run("sh", "-c", f"{inner} & {polite.format('outer')}", timeout=0.3)
     assert sorted(error.value.stdout.split()) == ["inner", "outer"]
+
+
+async def test_a_member_of_the_group_is_told_with_the_group_only(
+    nap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    send = signals.pidfd_send_signal
+
+    def noted(fd: int, number: int) -> None:
+        sent.append(number)
+        send(fd, number)
+
+    monkeypatch.setattr(signals, "pidfd_send_signal", noted)
+    with pytest.raises(ProcessTimeout):
+        await run("sh", "-c", f"sleep {nap} & sleep {nap} & setsid sleep {nap} & wait", timeout=0.3)
+    # The one that has left the group has a signal of its own.
+    assert sent.count(signals.SIGTERM) == 1
 
 
 @pytest.mark.parametrize(
@@ -412,6 +471,88 @@ async def test_who_leaves_everything_but_its_parent_is_found(nap: str) -> None:
     assert alive(nap) == []
 
 
+COMET: Final = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(2000):
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        time.sleep(0.002)
+    open(sys.argv[1], "w").close()
+"""
+
+
+@pytest.fixture
+def comet(tmp_path: Path) -> tuple[str, Path]:
+    """A command of which each process starts the next one, in a session of its own, and goes."""
+    (tmp_path / "comet.py").write_text(textwrap.dedent(COMET))
+    return f"{sys.executable} -S {tmp_path / 'comet.py'} {tmp_path / 'end'}", tmp_path / "end"
+
+
+async def test_who_never_stays_for_long_is_caught(comet: tuple[str, Path], short_grace: None) -> None:
+    command, end = comet
+    result = await run("sh", "-c", command)
+    assert result.returncode == 0
+    assert not end.exists()
+    assert alive(str(end)) == []
+
+
+LEAVER: Final = """
+    import os, pathlib, signal, time
+
+    def end(number, frame):
+        pathlib.Path("told").touch()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    pathlib.Path("ready").touch()
+    while not pathlib.Path("leave").exists():
+        time.sleep(0.001)
+    os.setsid()
+    pathlib.Path("left").touch()
+    time.sleep(300)
+"""
+
+
+async def test_who_leaves_the_group_just_before_its_signal_has_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = os.killpg
+
+    def late(group: int, number: int) -> None:
+        (tmp_path / "leave").touch()
+        while not (tmp_path / "left").exists():
+            time.sleep(0.001)
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", late)
+    (tmp_path / "leaver.py").write_text(textwrap.dedent(LEAVER))
+    script = f"{sys.executable} -S {tmp_path / 'leaver.py'} & wait"
+    task = asyncio.create_task(run("sh", "-c", script, cwd=tmp_path))
+    await until((tmp_path / "ready").exists)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (tmp_path / "told").exists()
+    assert alive(str(tmp_path)) == []
+
+
+def test_the_table_has_who_was_started_while_it_was_read(nap: str) -> None:
+    looking = table.processes(0)
+    next(looking)
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    sleeper = subprocess.Popen(["sleep", nap])
+    pids = {seen.pid for seen in looking if seen is not None}
+    sleeper.kill()
+    sleeper.wait(PATIENCE)
+    over.set()
+    thread.join()
+    assert sleeper.pid in pids
+    assert thread.native_id not in pids
+
+
 async def test_who_cannot_be_found_is_named_and_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
     nap = f"300.{os.getpid()}{next(_NUMBERS)}"
     leave = f"import os; os.fork() or (os.setsid(), os.execve('/bin/sleep', ['sleep', '{nap}'], {{}}))"
@@ -450,7 +591,7 @@ async def test_a_leader_that_may_not_be_ended_is_named_and_waited_for_later(
         patch.setattr(os, "killpg", refuse)
         with pytest.raises(ProcessTimeout):
             await run("sleep", nap, timeout=0.2)
-    (left,) = process._lingering
+    (left,) = lingering
     assert alive(nap) == [left.pid]
     assert f"Process {left.pid}, 'sleep {nap}', could not be ended" in caplog.text
     os.kill(left.pid, signals.SIGKILL)
@@ -494,7 +635,7 @@ async def test_a_task_that_is_cancelled_at_any_moment(nap: str, script: str) -> 
         await asyncio.wait([task])
         assert alive(nap) == []
         assert task.cancelled() or task.result().returncode == 0
-        assert process._live == {}
+        assert live == {}
 
 
 @pytest.mark.parametrize("milliseconds", range(0, 16, 2))
@@ -533,13 +674,13 @@ async def test_a_cancel_scope_does_not_keep_the_loop_busy(
     nap: str, short_grace: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float | None] = []
-    pause = process._Child._pause
+    pause = Child._pause
 
-    async def counted(child: process._Child, seconds: float | None) -> None:
+    async def counted(child: Child, seconds: float | None) -> None:
         pauses.append(seconds)
         await pause(child, seconds)
 
-    monkeypatch.setattr(process._Child, "_pause", counted)
+    monkeypatch.setattr(Child, "_pause", counted)
     with anyio.move_on_after(0.1):
         await run("sh", "-c", f"trap '' TERM; sleep {nap} & wait; wait")
     # A cancel scope cancels again in every turn; this is but the doubling pauses between two looks.
@@ -569,6 +710,47 @@ async def test_a_cancelled_command_says_so_whatever_else_has_happened(nap: str) 
         await task
 
 
+async def test_an_interrupt_while_a_command_is_being_started_leaves_nothing(
+    nap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+            raise KeyboardInterrupt
+
+    made: list[subprocess.Popen[bytes]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            await run("sleep", nap)
+    for popen in made:
+        assert popen.wait(PATIENCE) == -signals.SIGKILL
+        for pipe in (popen.stdout, popen.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+async def test_a_command_is_ended_without_a_file_to_spare(nap: str) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    task = asyncio.create_task(run("sh", "-c", f"sleep {nap} & wait"))
+    await started(nap)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, files())), limits[1]))
+    taken: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(2))
+        task.cancel()
+        await asyncio.wait([task])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for file in taken:
+            os.close(file)
+    assert task.cancelled()
+    await until(lambda: alive(nap) == [])
+
+
 def test_the_end_of_a_loop_ends_its_commands(nap: str) -> None:
     async def main() -> None:
         task = asyncio.create_task(run("sh", "-c", f"setsid sleep {nap} & sleep {nap} & wait"))
@@ -589,9 +771,9 @@ def test_a_loop_that_is_thrown_away_kills_its_commands(nap: str) -> None:
     # This is a mistake, and the task would say so.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     asyncio.run(until(lambda: alive(nap) == []))
-    for left in process._lingering:
+    for left in lingering:
         left.wait(PATIENCE)
-    process._lingering.clear()
+    lingering.clear()
 
 
 # ----------------------------------------------------------------------------------------------- kill_all
@@ -629,10 +811,20 @@ async def test_kill_all_finds_what_a_command_has_left_behind(nap: str) -> None:
     assert alive(nap) == []
 
 
+async def test_kill_all_catches_who_never_stays_for_long(nap: str, comet: tuple[str, Path]) -> None:
+    command, end = comet
+    task = asyncio.create_task(run("sh", "-c", f"{command}; sleep {nap}"))
+    await started(nap)
+    kill_all()
+    wait_until_gone(str(end))
+    assert (await task).returncode == -signals.SIGKILL
+    assert not end.exists()
+
+
 async def test_kill_all_leaves_the_commands_of_other_processes_alone(nap: str) -> None:
     task = asyncio.create_task(run("sleep", nap))
     await started(nap)
-    (child,) = process._live.values()
+    (child,) = live.values()
     child.owner += 1
     kill_all()
     assert len(alive(nap)) == 1
@@ -643,6 +835,31 @@ async def test_kill_all_leaves_the_commands_of_other_processes_alone(nap: str) -
 
 def test_kill_all_without_commands_does_nothing() -> None:
     kill_all()
+
+
+async def test_kill_all_in_a_signal_handler(nap: str) -> None:
+    before = signals.signal(signals.SIGUSR1, lambda number, frame: kill_all())
+    try:
+        scripts = [f"setsid sleep {nap}{n} & sleep {nap}{n} & wait" for n in range(3)]
+        tasks = [asyncio.create_task(run("sh", "-c", script)) for script in scripts]
+        while not all(task.done() for task in tasks):
+            # In whatever it is about to do.
+            signals.raise_signal(signals.SIGUSR1)
+            await asyncio.sleep(0)
+    finally:
+        signals.signal(signals.SIGUSR1, before)
+    assert [task.result().returncode for task in tasks] == [-signals.SIGKILL] * 3
+
+
+async def test_kill_all_finds_a_command_that_is_being_made(nap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            # Here comes the signal, and the command's id is not known yet.
+            kill_all()
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    assert (await run("sleep", nap)).returncode == -signals.SIGKILL
 
 
 SERVER: Final = """
@@ -665,7 +882,8 @@ SERVER: Final = """
 """
 
 
-def test_kill_all_in_a_signal_handler(nap: str) -> None:
+@pytest.mark.slow
+def test_a_server_that_kills_all_in_a_signal_handler_leaves_nothing(nap: str) -> None:
     naps = [f"{nap}{n}" for n in range(1, 6)]
     server = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SERVER), *naps])
     asyncio.run(until(lambda: [sleeping(each) for each in naps] == [2] * 5))
@@ -683,7 +901,7 @@ async def test_no_other_group_is_ever_signalled(whose: str) -> None:
     # A signal that nobody minds, should it be sent after all.
     before = signals.signal(signals.SIGWINCH, lambda number, frame: heard.append(number))
     try:
-        child = process._Child("x", 1024)
+        child = Child("x", 1024)
         child.pid = {"nobody's": 0, "everybody's": 1, "our own": os.getpgrp()}[whose]
         assert child.signal_group(signals.SIGWINCH)
         child._reap()
@@ -700,7 +918,7 @@ async def test_a_group_whose_id_may_be_anybodys_is_not_signalled(
     monkeypatch.setattr(os, "killpg", lambda group, number: signalled.append(group))
     task = asyncio.create_task(run("sh", "-c", f"sleep {nap} & read x <gate; exit 3", cwd=tmp_path))
     await started(nap)
-    (child,) = process._live.values()
+    (child,) = live.values()
     (tmp_path / "gate").write_text("\n")
     # Somebody waits for every child of the program, and so takes this one's exit status.
     os.waitpid(child.pid, 0)
@@ -713,14 +931,14 @@ async def test_a_group_whose_id_may_be_anybodys_is_not_signalled(
 
 async def test_a_process_that_has_got_an_old_id_is_not_signalled(nap: str) -> None:
     sleeper = subprocess.Popen(["sleep", nap])
-    now = process._row(sleeper.pid)
+    now = table.row(sleeper.pid)
     assert now is not None
-    assert process._send(process._Process(now.pid, now.started - 1), signals.SIGKILL)
+    assert table.send(table.Process(now.pid, now.started - 1), signals.SIGKILL)
     await asyncio.sleep(0)
     assert sleeper.poll() is None
-    assert process._send(now, signals.SIGKILL)
+    assert table.send(now, signals.SIGKILL)
     assert sleeper.wait(PATIENCE) == -signals.SIGKILL
-    assert process._send(now, signals.SIGKILL)
+    assert table.send(now, signals.SIGKILL)
 
 
 # ------------------------------------------------------------------------------------------- other systems
@@ -734,7 +952,7 @@ def poorer_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     if request.param != "without /proc":
         monkeypatch.setattr(os, "pidfd_open", unknown)
     if request.param != "without pidfd":
-        monkeypatch.setattr(process, "_PROC", None)
+        monkeypatch.setattr(table, "PROC", None)
 
 
 @pytest.mark.usefixtures("poorer_system")
@@ -763,31 +981,66 @@ async def test_an_escape_on_a_system_without_a_process_table_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, short_grace: None
 ) -> None:
     nap = f"300.{os.getpid()}{next(_NUMBERS)}"
-    monkeypatch.setattr(process, "_PROC", None)
+    monkeypatch.setattr(table, "PROC", None)
     await run("sh", "-c", f"setsid sleep {nap} & while ! pgrep -f '^sleep {nap}'; do :; done")
     (pid,) = alive(nap)
     os.kill(pid, signals.SIGKILL)
     assert "still held open by a process that cannot be found" in caplog.text
 
 
-INIT: Final = """
-    import asyncio, ctypes, pathlib, sys
-    from frontmcp_py import process
-
-    async def main():
-        PR_SET_CHILD_SUBREAPER = 36
-        assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-        for script in ("sleep 300 & exit", "setsid sleep 300 & exit", "(sleep 0 &) ; sleep 0.1"):
-            await process.run("sh", "-c", script)
-        print(*(task.read_text() for task in pathlib.Path("/proc/self/task").glob("*/children")))
-
-    asyncio.run(main())
-"""
+@pytest.fixture
+def subreaper() -> Iterator[None]:
+    """Orphans become this process's children, as those of process 1 of a container."""
+    set_child_subreaper, prctl = 36, ctypes.CDLL(None).prctl
+    assert prctl(set_child_subreaper, 1, 0, 0, 0) == 0
+    yield
+    assert prctl(set_child_subreaper, 0, 0, 0, 0) == 0
 
 
-def test_orphans_are_waited_for_where_they_become_our_children() -> None:
-    result = asyncio.run(run(sys.executable, "-c", textwrap.dedent(INIT)))
-    assert (result.stdout.strip(), result.stderr) == ("", "")
+@pytest.mark.usefixtures("subreaper")
+@pytest.mark.parametrize(
+    "script", ["sleep {nap} & exit", "setsid sleep {nap} & exit", "(sleep 0 &) ; sleep 0.1"]
+)
+async def test_orphans_are_waited_for_where_they_become_our_children(nap: str, script: str) -> None:
+    before = children()
+    await run("sh", "-c", script.format(nap=nap))
+    assert children() <= before
+
+
+# -------------------------------------------------------------------------------------------- other loops
+
+
+@pytest.mark.parametrize(
+    "factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
+def test_several_loops_run_commands_at_once(
+    nap: str, factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def main(number: int) -> None:
+        signal = AbortSignal()
+        result = await run("sh", "-c", f"cat; sleep {nap} & exit 3", input=f"{number}")
+        assert (result.returncode, result.stdout) == (3, f"{number}")
+        with pytest.raises(ProcessTimeout):
+            await run("sh", "-c", f"setsid sleep {nap} & wait", timeout=0.1)
+        asyncio.get_running_loop().call_later(0.05, signal.abort, Stop())
+        with pytest.raises(Stop):
+            await run("sleep", nap, signal=signal)
+        with anyio.move_on_after(0.05) as scope:
+            await run("sleep", nap)
+        assert scope.cancelled_caught
+        ended.append(number)
+
+    def serve(number: int) -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main(number))
+
+    ended: list[int] = []
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sorted(ended) == [0, 1, 2]
 
 
 # --------------------------------------------------------------------------------------------------- leaks
@@ -823,7 +1076,7 @@ async def assert_nothing_leaks(rounds: int, nap: str) -> None:
 
 
 async def test_commands_leak_nothing(nap: str) -> None:
-    await assert_nothing_leaks(10, nap)
+    await assert_nothing_leaks(3, nap)
 
 
 @pytest.mark.slow

@@ -4,7 +4,8 @@ Under a flood the time of a server does not go into the guard, but into reading 
 each takes a few turns of the event loop, and with hundreds of them in it a turn is long. Whoever comes then
 stands behind all of them, and so would a control call, which is there for that very moment. So only one
 request is let in for every few turns of the loop. Turns stay short, and what passes the gate is answered
-almost as soon as on an idle server. All the others wait no longer than they would have anyway.
+almost as soon as on an idle server. All the others wait hardly longer than they would have anyway: where
+turns are long because of what tools do, requests are let in by the clock.
 """
 
 from __future__ import annotations
@@ -17,12 +18,23 @@ from typing import Final, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from frontmcp_py.clock import Clock, SystemClock
+
 TURNS: Final = 8
 """Turns of the loop between two requests: about as many as it takes to answer one. With 2 the turns of a
 flood get long again, with 4 or 16 nothing changes."""
 
+PACE_MS: Final = 10
+"""Milliseconds after which a request is let in, however few turns have passed. Longer than one takes on a
+busy machine, or they would pile up behind the gate; shorter than anybody minds."""
+
+MOST_AT_ONCE: Final = 4
+"""Requests that are let in in one turn which was that long: after a stop of the process, not all of them."""
+
 PEEK_BYTES: Final = 16 * 1024
 """The largest message that is read to find out whether it is a control call, where no header says so."""
+
+_PACE_NS: Final = PACE_MS * 10**6
 
 _CALL: Final = "tools/call"
 _CANCEL: Final = "notifications/cancelled"
@@ -40,15 +52,25 @@ class Gate:
         app: What is behind it.
         path: Where tools are called.
         is_control: Whether a tool of this name is a control tool.
+        clock: Tells how long turns are.
     """
 
-    def __init__(self, app: ASGIApp, *, path: str, is_control: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        path: str,
+        is_control: Callable[[str], bool],
+        clock: Clock | None = None,
+    ) -> None:
         self._app = app
         self._path = path
         self._is_control = is_control
         self._line: deque[asyncio.Future[None]] = deque()
         # The loop whose turns are being counted, while they are.
         self._turning: asyncio.AbstractEventLoop | None = None
+        self._clock = clock or SystemClock()
+        self._let_in_ns = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, in its turn."""
@@ -96,24 +118,36 @@ class Gate:
             # Nobody has come just now; or another loop has ended with some in its line, who are gone.
             self._turning = loop
             self._line.clear()
-            loop.call_soon(self._pass, loop, TURNS)
+            self._count_turns(loop)
             return
         turn = loop.create_future()
         self._line.append(turn)
         await turn
 
+    def _count_turns(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Somebody was let in: from now on turns are counted for the next one."""
+        self._let_in_ns = self._clock.monotonic_ns()
+        loop.call_soon(self._pass, loop, TURNS)
+
     def _pass(self, loop: asyncio.AbstractEventLoop, turns: int) -> None:
         """One turn of the loop has passed."""
-        if turns > 1:
+        due = (self._clock.monotonic_ns() - self._let_in_ns) // _PACE_NS
+        if turns > 1 and not due:
             loop.call_soon(self._pass, loop, turns - 1)
-            return
-        while self._line:
+        elif self._let_in(min(max(due, 1), MOST_AT_ONCE)):
+            self._count_turns(loop)
+        else:
+            self._turning = None
+
+    def _let_in(self, most: int) -> int:
+        """Let in so many, if there are so many; how many these are."""
+        let_in = 0
+        while self._line and let_in < most:
             turn = self._line.popleft()
             if not turn.done():
                 turn.set_result(None)
-                loop.call_soon(self._pass, loop, TURNS)
-                return
-        self._turning = None
+                let_in += 1
+        return let_in
 
 
 def _table(value: object) -> Mapping[str, object]:

@@ -100,7 +100,7 @@ async def test_a_grandchild_that_keeps_the_pipe_open_holds_nothing_up(nap: str, 
     await assert_ends(f"sleep {nap} & echo hi; wait", nap, end)
 
 
-@pytest.mark.parametrize("end", ["timeout", "cancel"])
+@pytest.mark.parametrize("end", [pytest.param("timeout", marks=pytest.mark.slow), "cancel"])
 async def test_a_worker_whose_wrapper_has_gone_is_ended(nap: str, end: str) -> None:
     """C88: NousResearch/hermes-agent#35249, modelcontextprotocol/typescript-sdk#2596."""
     # The wrapper waits for one command only, and goes as soon as that has been ended.
@@ -116,7 +116,7 @@ async def test_a_worker_that_its_wrapper_leaves_behind_is_ended(nap: str) -> Non
     await shell.assert_free(nap)
 
 
-@pytest.mark.parametrize("end", ["timeout", "cancel"])
+@pytest.mark.parametrize("end", [pytest.param("timeout", marks=pytest.mark.slow), "cancel"])
 async def test_a_grandchild_in_a_session_of_its_own_is_ended(nap: str, end: str) -> None:
     """C89: razzant/ouroboros#31, NorthlandPositronics/Cogtrix#966."""
     await assert_ends(f"setsid sleep {nap} & echo hi; wait", nap, end)

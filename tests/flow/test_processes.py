@@ -21,6 +21,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 # One of each protocol, and every process that a server can live in.
 SOME: Final = [kind for kind in ALL if kind.name in ("inprocess-2026", "stdio-2025", "sse-2026", "json-2025")]
 
+# A deadline has to be waited for, and what ends a command is the same over all of them.
+WAITING: Final = [
+    kind if kind.name == "inprocess-2026" else pytest.param(kind, marks=pytest.mark.slow) for kind in SOME
+]
+
 CANCELLABLE: Final = [kind for kind in SOME if kind.name != "json-2025"]
 
 _NUMBERS: Final = itertools.count()
@@ -74,7 +79,7 @@ async def test_a_tool_gives_what_its_command_has_written(wire: Wire, case: str) 
     assert (content["returncode"], content["stdout"], content["stderr"]) == (3, "out\n", "err\n")
 
 
-@over(SOME)
+@pytest.mark.parametrize("connection", WAITING, ids=str, indirect=True, scope="session")
 async def test_the_deadline_of_a_call_ends_its_command(wire: Wire, case: str, nap: str) -> None:
     result = await wire.call("shell_in_time", case=case, script=f"setsid sleep {nap} & sleep {nap} & wait")
     assert meta_of(result)["code"] == "EXECUTION_TIMEOUT"
@@ -118,7 +123,7 @@ async def test_a_client_that_gives_up_ends_the_command(wire: Wire, case: str, na
     assert text(await wire.call("enter", case=case)) == "inside"
 
 
-@pytest.mark.parametrize("name", ["stdio-2026", "stdio-2025"])
+@pytest.mark.parametrize("name", ["stdio-2026", pytest.param("stdio-2025", marks=pytest.mark.slow)])
 async def test_a_client_on_stdio_that_goes_ends_the_command(
     servers: Servers, case: str, nap: str, name: str
 ) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from frontmcp_py.http.gate import PEEK_BYTES, TURNS, Gate
-from frontmcp_py.testing import run_virtual, virtual_time
+from frontmcp_py.http.gate import MOST_AT_ONCE, PACE_MS, PEEK_BYTES, TURNS, Gate
+from frontmcp_py.testing import FakeClock, run_virtual, virtual_time
 
 
 class Inside:
@@ -23,10 +23,13 @@ class Inside:
         self.turns: list[int] = []
         self.bodies: list[bytes] = []
         self.turn = 0
+        self.clock = FakeClock()
+        self.turn_ms = 0.0
         self._counting = asyncio.get_running_loop().call_soon(self._count)
 
     def _count(self) -> None:
         self.turn += 1
+        self.clock.advance(self.turn_ms / 1000)
         if self.turn < 10_000:
             self._counting = asyncio.get_running_loop().call_soon(self._count)
 
@@ -50,7 +53,9 @@ class Line:
 
     def __init__(self) -> None:
         self.inside = Inside()
-        self.gate = Gate(self.inside, path="/mcp", is_control=lambda tool: tool == "look")
+        self.gate = Gate(
+            self.inside, path="/mcp", is_control=lambda tool: tool == "look", clock=self.inside.clock
+        )
         self.tasks: list[asyncio.Task[None]] = []
 
     def ask(
@@ -105,6 +110,27 @@ async def test_requests_come_in_in_order_and_some_turns_apart() -> None:
     turns = line.inside.turns
     # Who is let in comes in in the turn after.
     assert [later - earlier for earlier, later in pairwise(turns)] == [TURNS + 1, *[TURNS] * 3]
+
+
+@virtual_time
+@pytest.mark.parametrize(
+    ("turn_ms", "gaps"),
+    [
+        (PACE_MS / TURNS - 0.1, [TURNS] * 4),
+        (PACE_MS * 0.4, [3] * 4),
+        (PACE_MS, [1] * 4),
+        (PACE_MS * 2, [0, 1, 0, 1]),
+        (PACE_MS * 1000, [*[0] * (MOST_AT_ONCE - 1), 1]),
+    ],
+    ids=["short turns", "two fifths of the pace", "the pace", "twice the pace", "a stop"],
+)
+async def test_where_turns_are_long_requests_come_in_by_the_clock(turn_ms: float, gaps: list[int]) -> None:
+    line = Line()
+    line.inside.turn_ms = turn_ms
+    for number in range(6):
+        line.ask(str(number))
+    assert await line.all() == [str(number) for number in range(6)]
+    assert [later - earlier for earlier, later in pairwise(line.inside.turns[1:])] == gaps
 
 
 @virtual_time
