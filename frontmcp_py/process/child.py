@@ -62,6 +62,9 @@ _CHUNK: Final = 64 * 1024
 _STATUS_UNKNOWN: Final = 255
 """The return code if another part of the program has taken the exit status; asyncio says the same."""
 
+# How long after its start, in seconds, a command's descendants have larger ids than it has itself.
+_YOUNG: Final = 1.0
+
 _CLOCK: Final = SystemClock()
 
 
@@ -326,7 +329,9 @@ class Child:
 
     async def _read_table(self) -> list[Process]:
         table: list[Process] = []
-        for number, process in enumerate(processes(self.started), start=1):
+        # No system starts as many processes in that time as there are ids.
+        is_young = self._loop.time() - self._began < _YOUNG
+        for number, process in enumerate(processes(self.started, self.pid if is_young else 0), start=1):
             if process is not None:
                 table.append(process)
             if number % _LOOK_AT_ONCE == 0:
@@ -443,7 +448,9 @@ class Child:
     async def _name_holders(self, pipes: Sequence[IO[bytes] | None]) -> None:
         inodes = {os.fstat(pipe.fileno()).st_ino for pipe in pipes if pipe is not None}
         holders: list[int] = []
-        for number, process in enumerate(processes(self.started), start=1):
+        # No system starts as many processes in that time as there are ids.
+        is_young = self._loop.time() - self._began < _YOUNG
+        for number, process in enumerate(processes(self.started, self.pid if is_young else 0), start=1):
             if process is not None and process.pid != self.owner and holds_open(process.pid, inodes):
                 holders.append(process.pid)
             if number % _LOOK_AT_ONCE == 0:

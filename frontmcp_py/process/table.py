@@ -109,11 +109,20 @@ def has_table() -> bool:
     return PROC is not None
 
 
-def processes(since: int) -> Iterator[Process | None]:
-    """All processes that were started no earlier; `None` for others, so that who iterates can make pauses."""
+def processes(since: int, above: int = 0) -> Iterator[Process | None]:
+    """All processes that were started no earlier; `None` for others, so that who iterates can make pauses.
+
+    Args:
+        since: When, as the table has it.
+        above: An id that was given at that time, if ids cannot have been given all round since: then smaller
+            ones belong to older processes, and need not be looked at.
+    """
     if PROC is None:
         return
     newest = _newest()
+    if newest < above:
+        # They have begun anew.
+        above = 0
     try:
         entries = os.scandir(PROC)
     except OSError:
@@ -122,7 +131,8 @@ def processes(since: int) -> Iterator[Process | None]:
     with entries:
         for entry in entries:
             if entry.name.isdigit():
-                yield _seen(int(entry.name), since)
+                pid = int(entry.name)
+                yield _seen(pid, since) if pid >= above else None
     # The list was made first. Who was started since then is not on it, and may be the last of the family.
     for _ in range(ROUNDS):
         listed, newest = newest, _newest()
