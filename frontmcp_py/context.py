@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from mcp.server.mcpserver.context import Context
@@ -11,6 +12,7 @@ from mcp_types import CallToolResult
 
 from frontmcp_py import process
 from frontmcp_py.call import Caller
+from frontmcp_py.errors import OutputLimit
 from frontmcp_py.policy import DEFAULT_MAX_OUTPUT, Duration
 from frontmcp_py.process import ProcessResult
 from frontmcp_py.signal import AbortSignal
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 
 class CallInProgress(Protocol):
     """What the context needs of the call that it belongs to."""
+
+    @property
+    def tool(self) -> str:
+        """The tool that was called."""
+        ...
 
     @property
     def signal(self) -> AbortSignal:
@@ -158,27 +165,19 @@ class ToolContext(Context[Any, Any]):
             TypeError: An argument that is something else than it has to be.
             NotImplementedError: This system has no process groups.
         """
-        # For type checkers only: each of the two values of `text` has an overload of its own.
-        if text is False:
-            return await process.run(
-                *argv,
-                cwd=cwd,
-                env=env,
-                input=input,
-                timeout=timeout,
-                max_output=max_output,
-                text=False,
-                shell=shell,
-                signal=self.signal,
-            )
-        return await process.run(
+        run = partial(
+            process.run,
             *argv,
             cwd=cwd,
             env=env,
             input=input,
             timeout=timeout,
             max_output=max_output,
-            text=text,
             shell=shell,
             signal=self.signal,
         )
+        try:
+            # For type checkers only: each of the two values of `text` has an overload of its own.
+            return await (run(text=False) if text is False else run(text=text))
+        except OutputLimit as error:
+            raise OutputLimit(self._progressing.tool, error.max_bytes, process=True) from None

@@ -487,6 +487,10 @@ class _Progress:
         self._ctx = ctx
 
     @property
+    def tool(self) -> str:
+        return self._run.plan.tool
+
+    @property
     def signal(self) -> AbortSignal:
         return self._run.signal
 
