@@ -103,7 +103,7 @@ async def test_a_command_that_takes_too_long_is_a_failure_of_the_tool(
 @over(SOME)
 async def test_a_command_that_writes_too_much_says_so(wire: Wire, case: str, nap: str) -> None:
     result = await wire.call("shell", case=case, script=f"sleep {nap} & yes")
-    assert text(result) == "Process output of "shell" is larger than 4096 bytes; the process was ended."
+    assert text(result) == 'Process output of "shell" is larger than 4096 bytes; the process was ended.'
     assert (meta_of(result)["code"], meta_of(result)["limit"]) == ("OUTPUT_LIMIT", 4096)
     assert alive(nap) == []
 
