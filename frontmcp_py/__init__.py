@@ -11,11 +11,11 @@ it, tells the model about it, and stays responsive when it is flooded. How a cal
                                                                 │   └ scheduler   whose turn is it?
                                                                 └ deadline    how long may it run?
 
-Over HTTP, `http.door` asks a question before all of these: may this address call? `http.gate` lets requests in
-one after the other, `http.endpoints` tells how the server is; `http.serve`, `stdio` and `shutdown` run it, and
-drain it when it is told to stop. `policy` holds every limit as a value and every constant, `config` what an
-operator's file says about them, `errors` every refusal, `storage` the counts and slots, `context`, `signal`
-and `process` what a tool is given, `cli` the command `frontmcp`, `testing` what tests need.
+Over HTTP, `http.door` asks a question before all of these: may this address call? `http.gate` lets requests
+in one after the other, `http.endpoints` tells how the server is; `http.serve`, `stdio` and `shutdown` run it,
+and drain it when it is told to stop. `policy` holds every limit as a value and every constant, `config` what
+an operator's file says about them, `errors` every refusal, `storage` the counts and slots, `context`,
+`signal` and `process` what a tool is given, `cli` the command `frontmcp`, `testing` what tests need.
 """
 
 from mcp.server.mcpserver.exceptions import ToolError
