@@ -303,7 +303,8 @@ class FrontMCP:
         self.mcp.custom_route("/healthz", ["GET"])(healthz(self.name))
         self.mcp.custom_route("/readyz", ["GET"])(readyz(self.name, self.guard))
         if access is not None:
-            endpoint = metrics_endpoint(self.name, self.guard, public=access == "public")
+            public = access == "public"
+            endpoint = metrics_endpoint(self.name, self.guard, self.mcp.arrivals, public=public)
             self.mcp.custom_route("/metrics", ["GET"])(endpoint)
 
 

@@ -2,8 +2,10 @@
 
 The first signal begins the drain: no new calls, a grace for those that run, then the end. A second one ends
 the process at once. So does a watchdog when the grace has long passed, whatever hangs: a worker thread, a
-tool that blocks the event loop, an author's own clean-up. However it ends, it ends by the signal that it
-received, and no child process of a tool is left behind.
+tool that blocks the event loop, an author's own clean-up. However it ends, no child process of a tool is left
+behind, and it ends by the signal that it received; only where the main thread is deep in foreign code, which
+no Python handler can interrupt, the exit status says it instead (128 and the signal's number). Foreign code
+that holds Python's own lock stops the watchdog, too.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator
@@ -25,6 +29,9 @@ logger: logging.Logger = logging.getLogger("frontmcp_py.server")
 
 # How long all may take that comes after the grace, in seconds.
 _REST: Final = 0.9
+
+# How long the main thread has to hear a signal that ends it, in seconds.
+_HEARING: Final = 0.1
 
 _SIGNALS: Final = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name)
@@ -62,9 +69,17 @@ class Shutdown:
             return
         # Not through the loop: a handler of its own runs also while a tool blocks the loop.
         before = {each: signal.signal(each, handler or self.handle) for each in _SIGNALS}
+        ours, bell = socket.socketpair()
+        bell.setblocking(False)
+        # The system rings this bell itself, also while the main thread runs no Python.
+        others = signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._watch, args=(ours, others), name="shutdown", daemon=True).start()
         try:
             yield
         finally:
+            signal.set_wakeup_fd(others)
+            bell.close()
             for each, previous in before.items():
                 signal.signal(each, previous)
 
@@ -74,9 +89,6 @@ class Shutdown:
         if self.received is not None or loop is None or loop.is_closed():
             self._end(received)
         self.received = received
-        # Without a thread there is no watchdog, but there is a second signal.
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(target=self._watch, args=(received,), name="shutdown", daemon=True).start()
         loop.call_soon_threadsafe(self._begin)
 
     async def drained(self) -> None:
@@ -106,14 +118,34 @@ class Shutdown:
         finally:
             self._drained.set()
 
-    def _watch(self, received: int) -> None:
-        """In a thread of its own: after the time that a shutdown may take, a second signal."""
-        threading.Event().wait(self._grace + _REST)
-        if hasattr(signal, "pthread_kill"):
-            # To the main thread, so that it comes back from whatever it waits for.
-            signal.pthread_kill(threading.main_thread().ident or 0, received)
-        else:
-            signal.raise_signal(received)
+    def _watch(self, bell: socket.socket, others: int) -> None:
+        """In a thread of its own: end the process when the main thread does not.
+
+        Args:
+            bell: Tells of signals, by their numbers.
+            others: Where the loop would hear of them.
+        """
+        heard: list[int] = []
+        with bell:
+            while True:
+                left = self._grace + _REST if len(heard) == 1 else _HEARING if heard else None
+                ready, _, _ = select.select([bell], [], [], left)
+                if not ready:
+                    break
+                numbers = bell.recv(4096)
+                if not numbers:
+                    # Nobody listens any more.
+                    return
+                if others != -1:
+                    with contextlib.suppress(OSError):
+                        os.write(others, numbers)
+                heard += [number for number in numbers if number in _SIGNALS]
+            if len(heard) == 1 and hasattr(signal, "pthread_kill"):
+                # A second one, to the main thread, so that it comes back from whatever it waits for.
+                signal.pthread_kill(threading.main_thread().ident or 0, heard[0])
+                threading.Event().wait(_HEARING)
+        kill_all()
+        os._exit(128 + heard[-1])
 
     def _end(self, received: int) -> NoReturn:
         kill_all()

@@ -52,7 +52,7 @@ from frontmcp_py.guard import Guard, Limits, Plan, Run
 from frontmcp_py.guard.deadline import CancelledItself
 from frontmcp_py.guard.describe import META_KEY, as_data, describe
 from frontmcp_py.http.door import PROBES, Door
-from frontmcp_py.http.gate import Gate
+from frontmcp_py.http.gate import Arrivals, Gate
 from frontmcp_py.http.peer import TrustedProxies
 from frontmcp_py.identity import SESSIONS_ARE_CHECKED, caller_of
 from frontmcp_py.policy import UNSET, Policy
@@ -100,6 +100,7 @@ class GuardedServer(MCPServer[Any]):
     Attributes:
         config: The same.
         in_force: What is in force for every tool that was registered, disabled ones included, in that order.
+        arrivals: How many requests have not been let in yet, over HTTP.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class GuardedServer(MCPServer[Any]):
         # Also of tools that are gone: the file is not wrong because one of them was removed.
         self._known_tools: dict[str, None] = {}
         self._known_keys: dict[str, None] = {}
+        self.arrivals = Arrivals()
         self.local_transport = "in-process"
         self.max_result_bytes = max_result_bytes
         self._trusted = trusted
@@ -142,7 +144,7 @@ class GuardedServer(MCPServer[Any]):
         app = super().streamable_http_app(**http)
         setattr(app.state, SESSIONS_ARE_CHECKED, not http.get("stateless_http", False))
         path = http.get("streamable_http_path", "/mcp")
-        app.add_middleware(Gate, path=path, is_control=self._is_control)
+        app.add_middleware(Gate, path=path, is_control=self._is_control, arrivals=self.arrivals)
         return self._behind_door(app, path)
 
     def sse_app(self, **http: Any) -> Starlette:
@@ -384,10 +386,11 @@ class GuardedServer(MCPServer[Any]):
         # A thread can only be told.
         cancels = is_async and (reads if policy.on_cancel is UNSET else policy.on_cancel == "cancel")
         plan: Plan | None = None
-        if self.config.overrides.tool(name).enabled is False:
-            self.guard.declare(name, policy)
-        else:
-            plan = self.guard.bind(name, policy, threads=not is_async, cancels=cancels)
+        with self.config.naming_file():
+            if self.config.overrides.tool(name).enabled is False:
+                self.guard.declare(name, policy)
+            else:
+                plan = self.guard.bind(name, policy, threads=not is_async, cancels=cancels)
         self._known_tools[name] = None
         self._known_keys |= dict.fromkeys(_keys_of(policy))
         self.in_force[name] = self.config.in_force(

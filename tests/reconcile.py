@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+
 from frontmcp_py.guard import Counts, Guard
 
 
@@ -13,10 +17,17 @@ def adds_up(guard: Guard) -> None:
     assert 0 <= statistics.abandoned_places <= statistics.places
     for counts in statistics.tools.values():
         assert 0 <= counts.accepted <= counts.submitted
-    for name in ("submitted", "accepted", "started", "completed", "failed", "timed_out", "cancelled"):
-        assert getattr(statistics.counts, name) == sum(
-            getattr(each, name) for each in statistics.tools.values()
-        )
+    for field in fields(Counts):
+        whole = getattr(statistics.counts, field.name)
+        parts = [getattr(each, field.name) for each in statistics.tools.values()]
+        assert whole == (sum(parts) if isinstance(whole, int) else _sum(parts)), field.name
+
+
+def _sum(parts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    whole: Counter[str] = Counter()
+    for part in parts:
+        whole.update(part)
+    return whole
 
 
 def _is_sum(counts: Counts, *, waiting: int, running: int) -> bool:

@@ -1123,3 +1123,25 @@ def test_a_file_can_be_read_without_a_server(tmp_path: Path) -> None:
     assert overrides.tool("export").enabled is False
     assert overrides.keys == {"shell": 2}
     assert overrides.source == str(tmp_path / FILE_NAME)
+
+
+def test_a_section_that_json_says_nothing_about_changes_nothing() -> None:
+    assert Settings.of(None, {"throttle": None}).throttle is None
+
+
+def test_an_error_that_code_and_file_make_together_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text('concurrency = "off"\n')
+    server = FrontMCP("together", config=file)
+    with pytest.raises(ConfigurationError, match=r"queue_timeout None .*limits\.toml"):
+
+        @server.tool(concurrency=Concurrency(1, queue_timeout=None))
+        async def slow() -> None: ...
+
+
+def test_a_switch_that_is_not_understood_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FRONTMCP_THROTTLE", "false")
+    assert FrontMCP("switched").guard.throttle is None
+    assert "FRONTMCP_THROTTLE: 'false' says nothing" in caplog.text

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from frontmcp_py.cli import target as targets
-from frontmcp_py.cli.configured import CONFIG_HELP, file_of, load
+from frontmcp_py.cli.configured import CONFIG_HELP, file_of, load, named_file
 from frontmcp_py.cli.output import Failure, complain, one_line, say, say_json
 from frontmcp_py.config import Overrides, Settings, is_bare_throttle
 from frontmcp_py.errors import ConfigurationError
@@ -28,13 +28,19 @@ def check(
 ) -> None:
     """Find errors in a server's limits and in its operator's file; exit with 1 if there are any."""
     place = targets.Target.of(target)
-    file = file_of(place, config)
-    if config is not None and file is None:
+    if config is not None and not config.exists():
         raise Failure(f"there is no file {config}")
+    # Without a file the code's own errors can be found, whatever the file says.
+    of_code: list[str] = []
+    server = _loaded(place, Path(os.devnull), of_code)
+    file = named_file(config) or file_of(place, server)
+    if file is not None and not file.exists():
+        file = None
     document = _document(file) if file is not None else None
     problems = [] if file is None or document is None else list(problems_of_file(file, document))
-    # Errors of the file are known by now; without it the code's own can be found as well.
-    server = _loaded(place, Path(os.devnull) if problems else config, problems)
+    problems += of_code
+    if file is not None and not problems:
+        server = _loaded(place, config, problems)
     if server is not None:
         names = Settings(overrides=Overrides(_names(document or {}), str(file))) if problems else None
         problems += server.mcp.config_problems(names)
@@ -81,7 +87,10 @@ def _names(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tools and keys that a file names, and nothing that it says about them."""
     tools = _table(document.get("tools"))
     keys = _table(_table(document.get("concurrency")).get(_KEYS))
-    return {"tools": {name: {} for name in tools}, "concurrency": {_KEYS: {key: 0 for key in keys if key}}}
+    return {
+        "tools": {name: {} for name in tools if name},
+        "concurrency": {_KEYS: {key: 0 for key in keys if key}},
+    }
 
 
 def _table(value: object) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from frontmcp_py.cli.target import Target
@@ -28,8 +29,20 @@ def load(target: Target, config: Path | None) -> FrontMCP:
         return load_target(target)
 
 
-def file_of(target: Target, config: Path | None) -> Path | None:
-    """The operator's file that holds for a server, as far as the command line and its surroundings say."""
+def named_file(config: Path | None) -> Path | None:
+    """The operator's file that holds whatever the code says: of the command line, else of the environment."""
     named = os.environ.get("FRONTMCP_CONFIG", "").strip()
-    file = config or (Path(named) if named else target.folder / FILE_NAME)
-    return file if file.exists() else None
+    return config or (Path(named) if named else None)
+
+
+def file_of(target: Target, server: FrontMCP | None) -> Path | None:
+    """The file that holds when none is named: that of the code, else the one beside TARGET.
+
+    Args:
+        target: Which server.
+        server: The same, loaded under any file; `None` if it cannot be loaded.
+    """
+    of_code = None if server is None else server.mcp.config.code_names
+    if isinstance(of_code, Mapping):
+        return None
+    return target.folder / FILE_NAME if of_code is None else Path(of_code)

@@ -116,6 +116,9 @@ class Overrides:
             document = {"throttle": document}
         with naming(source) if source else nullcontext():
             for section, content in document.items():
+                if section == "throttle" and content is None:
+                    # JSON's null is not "off": nothing was said, and nobody loses all limits by it.
+                    continue
                 if section == "throttle":
                     self._read_throttle(content)
                 elif section == "concurrency":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -28,6 +29,8 @@ from .frontmcp_json import TRUSTS, translated
 from .in_force import Origin, Ruling, ToolInForce, Via
 from .tables import quoted
 
+logger: logging.Logger = logging.getLogger("frontmcp_py.server")
+
 
 class Settings:
     """What is in force for a server: code, then file, then environment; the later wins.
@@ -36,12 +39,14 @@ class Settings:
         throttle: The server's throttle; `None` if nobody said anything about it.
         origins: Where the fields of the throttle come from that are not built-in.
         overrides: What the file says.
+        code_names: The file that the code names, in force or not.
 
     Attributes:
         throttle: The server's throttle, or `None`.
         origins: Where each field of the throttle comes from, by its name; admission's fields stand there as
             `admission.max_active` and so on, too.
         overrides: What the file says.
+        code_names: The file that the code names, in force or not.
     """
 
     def __init__(
@@ -49,6 +54,8 @@ class Settings:
         throttle: Throttle | None = None,
         origins: Mapping[str, Origin] | None = None,
         overrides: Overrides | None = None,
+        *,
+        code_names: ConfigOption = None,
     ) -> None:
         self.throttle: Throttle | None = throttle
         known = dict.fromkeys(
@@ -58,6 +65,7 @@ class Settings:
         )
         self.origins: Mapping[str, Origin] = MappingProxyType({**known, **(origins or {})})
         self.overrides: Overrides = overrides or Overrides({})
+        self.code_names: ConfigOption = code_names
 
     @classmethod
     def of(
@@ -92,11 +100,25 @@ class Settings:
                 )
         origins = _differences(code)
         merged = _with_file(code, overrides, origins)
-        if os.environ.get("FRONTMCP_THROTTLE", "").strip().lower() == "off":
+        switch = os.environ.get("FRONTMCP_THROTTLE", "").strip()
+        if switch and switch.lower() != "off":
+            logger.warning("FRONTMCP_THROTTLE: %r says nothing; 'off' switches the throttle off", switch)
+        if switch.lower() == "off":
             # What is not switched off with it stays as it was given.
             merged = replace(merged or Throttle(), enabled=False)
             origins["enabled"] = Origin("environment")
-        return cls(merged, origins, overrides)
+        return cls(merged, origins, overrides, code_names=config)
+
+    @contextmanager
+    def naming_file(self) -> Generator[None]:
+        """Name the file in errors that it may have caused together with the code."""
+        says = self.overrides
+        try:
+            yield
+        except ConfigurationError as error:
+            if says.source and (says.throttle or says.admission != {} or says.keys or says.tools):
+                raise ConfigurationError(f"{error} (limits are changed by {says.source})") from None
+            raise
 
     def policy_of(self, tool: str, policy: Policy) -> Policy:
         """A tool's policy as the file leaves it: its own section first, then the numbers of keys.

@@ -223,8 +223,11 @@ class Guard:
         """How the guard is, in one word, and whether more calls should be sent to it."""
         places = self._admission
         return judge(
-            self.statistics(),
-            self.admission,
+            active=(len(self._deadlines.running) if self._deadlines else 0) + self._slots.called,
+            waiting=self._scheduler.waiting,
+            places=places.held if places else 0,
+            abandoned_places=self._abandoned_places,
+            admission=self.admission,
             has_normal_place=places is None or places.has_room(_NORMAL),
             is_draining=self._draining,
             is_enforced=self._enforces,

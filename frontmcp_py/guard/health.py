@@ -7,8 +7,6 @@ from typing import Literal, TypeAlias
 
 from frontmcp_py.policy import Admission
 
-from .events import Statistics
-
 Status: TypeAlias = Literal["draining", "overloaded", "stuck", "unguarded", "busy", "ready"]
 """What holds for a server; of several the first one in this order.
 
@@ -45,9 +43,12 @@ def is_stuck(abandoned_places: int, admission: Admission | None) -> bool:
 
 
 def judge(
-    now: Statistics,
-    admission: Admission | None,
     *,
+    active: int,
+    waiting: int,
+    places: int,
+    abandoned_places: int,
+    admission: Admission | None,
     has_normal_place: bool,
     is_draining: bool,
     is_enforced: bool,
@@ -56,7 +57,10 @@ def judge(
     """The health of a server.
 
     Args:
-        now: What it is doing.
+        active: Calls whose work has not ended.
+        waiting: Calls in the queue.
+        places: Places taken in admission.
+        abandoned_places: Of these, those that abandoned calls keep.
         admission: The limits of the process, if there are any.
         has_normal_place: Whether a place is free that is not reserved for control calls.
         is_draining: Whether it takes no calls any more.
@@ -65,17 +69,17 @@ def judge(
     """
     refuses = False
     if admission is not None and not is_observed:
-        full = now.waiting >= admission.max_queued
+        full = waiting >= admission.max_queued
         refuses = full if admission.max_queued else not has_normal_place
     status: Status = "ready"
     if is_draining:
         status = "draining"
     elif refuses:
         status = "overloaded"
-    elif is_stuck(now.abandoned_places, admission):
+    elif is_stuck(abandoned_places, admission):
         status = "stuck"
     elif not is_enforced:
         status = "unguarded"
-    elif now.waiting:
+    elif waiting:
         status = "busy"
-    return Health(status, not is_draining and not refuses, now.active, now.waiting, now.places, admission)
+    return Health(status, not is_draining and not refuses, active, waiting, places, admission)

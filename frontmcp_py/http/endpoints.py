@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from frontmcp_py.guard import Counts, Guard
 from frontmcp_py.http import prometheus
+from frontmcp_py.http.gate import Arrivals
 from frontmcp_py.http.peer import is_local
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -65,12 +66,13 @@ def readyz(service: str, guard: Guard) -> Endpoint:
     return answer
 
 
-def metrics(service: str, guard: Guard, *, public: bool) -> Endpoint:
+def metrics(service: str, guard: Guard, arrivals: Arrivals, *, public: bool) -> Endpoint:
     """`GET /metrics`: compact JSON, or the text of Prometheus when `Accept` asks for it.
 
     Args:
         service: The server's name.
         guard: Whose numbers these are.
+        arrivals: Requests that have not been let in yet.
         public: Whether anybody may read them, not only who is on this machine.
     """
 
@@ -81,14 +83,14 @@ def metrics(service: str, guard: Guard, *, public: bool) -> Endpoint:
         if prometheus.is_asked_for(accept):
             if not prometheus.is_installed():
                 return JSONResponse({"ok": False, "error": _NO_TEXT}, status_code=406, headers=_FRESH)
-            text, media_type = prometheus.text(guard, accept)
+            text, media_type = prometheus.text(guard, arrivals, accept)
             return Response(text, headers={**_FRESH, "content-type": media_type, "vary": "accept"})
-        return JSONResponse(snapshot(service, guard), headers={**_FRESH, "vary": "accept"})
+        return JSONResponse(snapshot(service, guard, arrivals), headers={**_FRESH, "vary": "accept"})
 
     return answer
 
 
-def snapshot(service: str, guard: Guard) -> dict[str, Any]:
+def snapshot(service: str, guard: Guard, arrivals: Arrivals) -> dict[str, Any]:
     """The numbers of `/metrics` as data."""
     now = guard.statistics()
     admission = guard.admission
@@ -106,6 +108,7 @@ def snapshot(service: str, guard: Guard) -> dict[str, Any]:
         "running": now.running,
         "abandoned": now.abandoned,
         "queued": now.waiting,
+        "arriving": arrivals.waiting,
         "places": now.places,
         "peaks": {"active": now.peak_active, "queued": now.peak_waiting, "places": now.peak_places},
         "counters": _counters(now.counts),

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
+from mcp.shared.inbound import decode_header_value
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from frontmcp_py.clock import Clock, SystemClock
@@ -27,6 +29,9 @@ flood get long again, with 4 or 16 nothing changes."""
 PACE_MS: Final = 10
 """Milliseconds after which a request is let in, however few turns have passed. Longer than one takes on a
 busy machine, or they would pile up behind the gate; shorter than anybody minds."""
+
+MOST_IN_LINE: Final = 1024
+"""Requests that wait at most; at this pace for ten seconds. Further ones come in at once."""
 
 MOST_AT_ONCE: Final = 4
 """Requests that are let in in one turn which was that long: after a stop of the process, not all of them."""
@@ -40,18 +45,28 @@ _CALL: Final = "tools/call"
 _CANCEL: Final = "notifications/cancelled"
 
 
+class Arrivals:
+    """How many requests stand before the gates of a server."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: int = 0
+
+
 class Gate:
     """ASGI middleware: lets one request in for every few turns of the loop, in order, and some at once.
 
     At once come: calls of control tools, cancellations, answers to questions of the server, and whatever is
     not posted to the path where tools are called. The first request of a quiet time is not held up either.
-    A request is let in when its message is complete, so that a slow client holds up nobody, and one whose
-    client leaves before that is not let in at all.
+    A small message is read before it waits, so that a slow client holds up nobody, and one whose client
+    leaves before it is complete is not let in at all.
 
     Args:
         app: What is behind it.
         path: Where tools are called.
         is_control: Whether a tool of this name is a control tool.
+        arrivals: Where those who wait are counted.
         clock: Tells how long turns are.
     """
 
@@ -61,6 +76,7 @@ class Gate:
         *,
         path: str,
         is_control: Callable[[str], bool],
+        arrivals: Arrivals | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._app = app
@@ -69,6 +85,7 @@ class Gate:
         self._line: deque[asyncio.Future[None]] = deque()
         # The loop whose turns are being counted, while they are.
         self._turning: asyncio.AbstractEventLoop | None = None
+        self._arrivals = arrivals or Arrivals()
         self._clock = clock or SystemClock()
         self._let_in_ns = 0
 
@@ -120,9 +137,15 @@ class Gate:
             self._line.clear()
             self._count_turns(loop)
             return
+        if len(self._line) >= MOST_IN_LINE:
+            return
         turn = loop.create_future()
         self._line.append(turn)
-        await turn
+        self._arrivals.waiting += 1
+        try:
+            await turn
+        finally:
+            self._arrivals.waiting -= 1
 
     def _count_turns(self, loop: asyncio.AbstractEventLoop) -> None:
         """Somebody was let in: from now on turns are counted for the next one."""
@@ -155,14 +178,17 @@ def _table(value: object) -> Mapping[str, object]:
 
 
 def _headers(scope: Scope) -> tuple[str | None, str | None]:
-    """The method and the tool of a request, where its headers tell: in the protocol of 2026."""
-    method = name = None
-    for key, value in scope["headers"]:
-        if key == b"mcp-method":
-            method = value.decode("latin-1")
-        elif key == b"mcp-name":
-            name = value.decode("latin-1")
-    return method, name
+    """The method and the tool of a request, where its headers tell.
+
+    They do in the protocol of 2026, where the server refuses a request whose headers say something else than
+    its message. In that of 2025 anybody may write anything there.
+    """
+    headers = dict(scope["headers"])
+    version = headers.get(b"mcp-protocol-version", b"").decode("latin-1")
+    method, name = headers.get(b"mcp-method"), headers.get(b"mcp-name")
+    if method is None or not version or version in HANDSHAKE_PROTOCOL_VERSIONS:
+        return None, None
+    return method.decode("latin-1"), None if name is None else decode_header_value(name.decode("latin-1"))
 
 
 async def _read(receive: Receive) -> list[Message]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
-from frontmcp_py.guard import Guard
+from frontmcp_py.guard import Guard, Statistics
+from frontmcp_py.guard.health import Status
+from frontmcp_py.http.gate import Arrivals
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -27,6 +29,13 @@ _GAUGES: Final = (
     ("peak_active", "The most calls active at once."),
     ("peak_waiting", "The most calls in the queue at once."),
     ("peak_places", "The most places taken in admission at once."),
+)
+
+_OF_KEYS: Final = (
+    ("limit", "How many calls may hold a shared slot."),
+    ("active", "Calls that hold a shared slot."),
+    ("waiting", "Calls that stand in the line of a shared slot."),
+    ("peak", "The most calls that held a shared slot at once."),
 )
 
 # An outcome of a call that has started, and the name of its counter.
@@ -50,21 +59,22 @@ def is_installed() -> bool:
     return find_spec("prometheus_client") is not None
 
 
-def text(guard: Guard, accept: str) -> tuple[bytes, str]:
+def text(guard: Guard, arrivals: Arrivals, accept: str) -> tuple[bytes, str]:
     """The numbers as text, and its media type."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
 
     # A registry of its own: the process's global one is the author's.
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(guard))
+    registry.register(_Collector(guard, arrivals))
     encode, media_type = choose_encoder(accept)
     return encode(registry), media_type
 
 
 class _Collector:
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, arrivals: Arrivals) -> None:
         self._guard = guard
+        self._arrivals = arrivals
 
     def collect(self) -> Iterable[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -80,28 +90,42 @@ class _Collector:
         yield CounterMetricFamily(
             "frontmcp_unknown_calls", "Calls of tools that do not exist.", value=now.unknown
         )
+        yield GaugeMetricFamily(
+            "frontmcp_arriving",
+            "HTTP requests that have not been let in yet.",
+            value=self._arrivals.waiting,
+        )
+        health = self._guard.health()
+        status = GaugeMetricFamily(
+            "frontmcp_status", "1 for the state that the server is in.", labels=["status"]
+        )
+        for state in get_args(Status):
+            status.add_metric([state], health.status == state)
+        yield status
+        yield GaugeMetricFamily(
+            "frontmcp_ready", "1 if more calls should be sent here.", value=health.is_ready
+        )
         limits = GaugeMetricFamily("frontmcp_limit", "The limits of the process.", labels=["name"])
         admission = self._guard.admission
         if admission is not None:
             for name in ("max_active", "reserved", "max_queued"):
                 limits.add_metric([name], getattr(admission, name))
+            limits.add_metric(["queue_timeout_seconds"], admission.queue_timeout)
         limits.add_metric(["worker_threads"], self._guard.worker_threads)
         yield limits
-        yield from self._keys()
-        yield from self._tools()
+        yield from self._keys(now)
+        yield from self._tools(now)
 
-    def _keys(self) -> Iterable[Metric]:
+    def _keys(self, now: Statistics) -> Iterable[Metric]:
         from prometheus_client.core import GaugeMetricFamily
 
-        active = GaugeMetricFamily("frontmcp_key_active", "Calls that hold a shared slot.", labels=["key"])
-        limit = GaugeMetricFamily("frontmcp_key_limit", "How many may hold a shared slot.", labels=["key"])
-        for key, use in self._guard.statistics().keys.items():
-            active.add_metric([key], use.active)
-            limit.add_metric([key], use.limit)
-        yield active
-        yield limit
+        for name, help_text in _OF_KEYS:
+            family = GaugeMetricFamily(f"frontmcp_key_{name}", help_text, labels=["key"])
+            for key, use in now.keys.items():
+                family.add_metric([key], getattr(use, name))
+            yield family
 
-    def _tools(self) -> Iterable[Metric]:
+    def _tools(self, now: Statistics) -> Iterable[Metric]:
         from prometheus_client.core import CounterMetricFamily
 
         submitted = CounterMetricFamily("frontmcp_calls_submitted", "Calls that arrived.", labels=["tool"])
@@ -120,9 +144,16 @@ class _Collector:
         left = CounterMetricFamily(
             "frontmcp_calls_cancelled_waiting", "Calls that were cancelled in the queue.", labels=["tool"]
         )
-        tools = self._guard.statistics().tools
+        would_wait = CounterMetricFamily(
+            "frontmcp_calls_would_wait", "In observe mode, calls that would have waited.", labels=["tool"]
+        )
+        would_reject = CounterMetricFamily(
+            "frontmcp_calls_would_reject",
+            "In observe mode, calls that would have been refused, by code.",
+            labels=["tool", "code"],
+        )
         for tool in self._guard.plans:
-            counts = tools[tool]
+            counts = now.tools[tool]
             submitted.add_metric([tool], counts.submitted)
             accepted.add_metric([tool], counts.accepted)
             started.add_metric([tool], counts.started)
@@ -131,7 +162,10 @@ class _Collector:
             for code, number in counts.rejected.items():
                 rejected.add_metric([tool, code], number)
             left.add_metric([tool], counts.cancelled_waiting)
-        yield from (submitted, accepted, started, ended, rejected, left)
+            would_wait.add_metric([tool], counts.would_wait)
+            for code, number in counts.would_reject.items():
+                would_reject.add_metric([tool, code], number)
+        yield from (submitted, accepted, started, ended, rejected, left, would_wait, would_reject)
 
 
 def _quality(parameters: Iterable[str]) -> float:

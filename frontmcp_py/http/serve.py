@@ -21,8 +21,10 @@ from frontmcp_py.shutdown import Shutdown
 # What is said about serving is said in one voice.
 logger: logging.Logger = logging.getLogger("uvicorn.error")
 
-# How long the last answers have to get to their clients, in seconds; then streams without an end are closed.
+# How long the last answers have to get to their clients, in seconds, when the grace is over.
 _LAST_ANSWERS: Final = 0.3
+
+_ENDLESS: Final = (b"mcp-method", b"subscriptions/listen")
 
 # How long the requests behind closed connections have to notice.
 _CLOSING: Final = 0.2
@@ -61,7 +63,8 @@ class _OpenAnswers:
         self._all_sent: asyncio.Future[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        # A stream that nobody expects to end is no answer.
+        if scope["type"] != "http" or scope["method"] != "POST" or _ENDLESS in scope["headers"]:
             return await self._app(scope, receive, send)
         self._open += 1
         try:
@@ -88,6 +91,8 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._answers = answers
         self._guard = guard
+        self._grace = grace
+        self._told_at = 0.0
         self._shutdown = Shutdown(grace, self._drain)
 
     @contextlib.contextmanager
@@ -104,6 +109,7 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         # uvicorn goes on serving meanwhile: probes are answered, and new calls refused in words.
+        self._told_at = asyncio.get_running_loop().time()
         try:
             await self._guard.drain()
         finally:
@@ -120,7 +126,9 @@ class _Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             # Idle ones are closed, others when their answer is complete; nobody asks anything more.
             connection.shutdown()
-        await self._answers.sent(_LAST_ANSWERS)
+        # What was sent before the end is answered: there is what the calls have left of the grace for that.
+        left = self._told_at + self._grace - asyncio.get_running_loop().time()
+        await self._answers.sent(max(left, _LAST_ANSWERS))
         for connection in list(self.server_state.connections):
             # Nothing is left that anybody waits for but streams without an end.
             connection.transport.close()

@@ -104,3 +104,17 @@ def test_json_says_that_all_is_well(frontmcp: Run, desk: Path) -> None:
     done = frontmcp("check", "desk.py", "--json")
     assert done.status == 0
     assert json.loads(done.out) == {"ok": True, "problems": [], "config": None}
+
+
+def test_the_file_that_the_code_names_is_the_one_that_is_checked(
+    frontmcp: Run, desk: Path, tmp_path: Path
+) -> None:
+    text = desk.read_text()
+    assert text.count("FrontMCP(") == 1
+    desk.write_text(text.replace("FrontMCP(", f'FrontMCP(config="{tmp_path}/other.toml", name=', 1))
+    (tmp_path / "frontmcp.toml").write_text("[throtle]\n")
+    (tmp_path / "other.toml").write_text('[tools.export_tickets]\ntimeout = "soon"\nenabled = 7\n')
+    told = json.loads(frontmcp("check", "desk.py", "--json").out)
+    assert told["config"] == f"{tmp_path}/other.toml"
+    assert len(told["problems"]) == 2
+    assert all("other.toml" in problem for problem in told["problems"])

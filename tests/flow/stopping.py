@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import sys
 import threading
@@ -115,6 +116,12 @@ def _add_tools_that_hang(server: FrontMCP, journal: Journal, folder: Path) -> No
         journal.say("block: began")
         time.sleep(FOR_EVER)  # noqa: ASYNC251
         return ""
+
+    @server.tool
+    async def compute() -> str:
+        """Foreign code, in which no signal handler of Python runs."""
+        journal.say("compute: began")
+        return hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9).hex()
 
     @server.tool
     async def run_child(ctx: ToolContext) -> int:

@@ -212,6 +212,22 @@ async def test_whatever_hangs_does_not_hold_it_up(kind: Kind, tool: str, tmp_pat
 
 
 @one_of_each
+@pytest.mark.parametrize(("grace", "times"), [(0, 1), slow(LONG, 2)])
+async def test_foreign_code_that_hears_no_signal_does_not_hold_it_up(
+    kind: Kind, grace: int, times: int, tmp_path: Path
+) -> None:
+    async with Stopping(kind, tmp_path).serve(grace=grace) as server:
+        running = await server.begun("compute")
+        for _ in range(times):
+            server.tell()
+            # The system makes one of two signals that come at once.
+            await asyncio.sleep(0.2)
+        # No handler could say why it ends, so the exit status does.
+        assert await server.ended() in (128 + signal.SIGTERM, None)
+        running.cancel()
+
+
+@one_of_each
 async def test_a_clean_up_that_hangs_is_cut_off(kind: Kind, tmp_path: Path) -> None:
     async with Stopping(kind, tmp_path).serve(grace=0, clean_up=600) as server:
         server.tell()

@@ -333,6 +333,7 @@ async def test_an_app_refuses_before_it_looks_at_host_token_and_body() -> None:
     with pytest.raises(AssertionError, match="the body was read"):
         await ask(app, scope(client="198.51.100.5", headers=headers))
     control = {**headers, "mcp-method": "tools/call", "mcp-name": "look"}
+    control["mcp-protocol-version"] = "2026-07-28"
     with pytest.raises(AssertionError, match="the token was looked at"):
         await ask(app, scope(client="198.51.100.5", headers=control))
 

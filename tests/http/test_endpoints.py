@@ -141,6 +141,7 @@ async def test_metrics_tell_the_limits_the_peaks_the_keys_and_every_tool() -> No
         "running": 0,
         "abandoned": 0,
         "queued": 0,
+        "arriving": 0,
         "places": 0,
         "peaks": {"active": 2, "queued": 1, "places": 2},
         "counters": {**counters, "accepted": 3, "completed": 3, "started": 3, "submitted": 4},

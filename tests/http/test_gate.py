@@ -9,9 +9,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from mcp.shared.inbound import encode_header_value
 from starlette.types import Message, Receive, Scope, Send
 
-from frontmcp_py.http.gate import MOST_AT_ONCE, PACE_MS, PEEK_BYTES, TURNS, Gate
+from frontmcp_py.http import gate
+from frontmcp_py.http.gate import MOST_AT_ONCE, PACE_MS, PEEK_BYTES, TURNS, Arrivals, Gate
 from frontmcp_py.testing import FakeClock, run_virtual, virtual_time
 
 
@@ -53,8 +55,13 @@ class Line:
 
     def __init__(self) -> None:
         self.inside = Inside()
+        self.arrivals = Arrivals()
         self.gate = Gate(
-            self.inside, path="/mcp", is_control=lambda tool: tool == "look", clock=self.inside.clock
+            self.inside,
+            path="/mcp",
+            is_control=lambda tool: tool in ("look", "schau nach: größe"),
+            arrivals=self.arrivals,
+            clock=self.inside.clock,
         )
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -64,11 +71,15 @@ class Line:
         *,
         tool: str = "work",
         method: str | None = "tools/call",
+        version: str = "2026-07-28",
         body: Iterable[bytes] | bytes = b"{}",
         scope: dict[str, Any] | None = None,
         leaves: bool = False,
     ) -> asyncio.Task[None]:
-        headers = [] if method is None else [(b"mcp-method", method.encode()), (b"mcp-name", tool.encode())]
+        headers = [(b"mcp-protocol-version", version.encode())]
+        if method is not None:
+            name = encode_header_value(tool)
+            headers += [(b"mcp-method", method.encode()), (b"mcp-name", name.encode())]
         asked = {"type": "http", "method": "POST", "path": "/mcp", "headers": headers, "who": who}
         chunks = [body] if isinstance(body, bytes) else [*body]
         messages: list[Message] = [
@@ -151,6 +162,7 @@ async def test_what_must_not_wait_passes_those_that_do() -> None:
     for number in range(10):
         line.ask(str(number))
     line.ask("control", tool="look")
+    line.ask("encoded", tool="schau nach: größe")
     line.ask("cancel", method="notifications/cancelled")
     line.ask("old control", method=None, body=called("look"))
     line.ask("old cancel", method=None, body=called("", method="notifications/cancelled", id=None))
@@ -160,9 +172,10 @@ async def test_what_must_not_wait_passes_those_that_do() -> None:
     line.ask("elsewhere", scope={"path": "/healthz"})
     line.ask("websocket", scope={"type": "websocket"})
     came = await line.all()
+    assert line.arrivals.waiting == 0
     assert came[-9:] == [str(number) for number in range(1, 10)]
     assert {*came[:-9]} == {
-        *("0", "control", "cancel", "old control", "old cancel", "old answer", "old refusal"),
+        *("0", "control", "encoded", "cancel", "old control", "old cancel", "old answer", "old refusal"),
         *("stream", "elsewhere", "websocket"),
     }
 
@@ -197,6 +210,31 @@ async def test_whatever_else_a_message_says_it_waits(body: bytes) -> None:
     line.ask("control", tool="look")
     assert await line.all() == ["0", "control", "1", "message"]
     assert body in line.inside.bodies
+
+
+@virtual_time
+@pytest.mark.parametrize("version", ["2025-11-25", "2024-11-05", ""])
+async def test_headers_are_not_believed_where_the_server_does_not_look_at_them(version: str) -> None:
+    line = Line()
+    line.ask("0")
+    line.ask("1")
+    line.ask("says look, calls work", tool="look", version=version, body=called("work"))
+    line.ask("says cancel", method="notifications/cancelled", version=version, body=called("work"))
+    line.ask("says work, calls look", tool="work", version=version, body=called("look"))
+    assert await line.all() == ["0", "says work, calls look", "1", "says look, calls work", "says cancel"]
+
+
+@virtual_time
+async def test_a_full_line_is_passed_by_who_comes_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_IN_LINE", 3)
+    line = Line()
+    for number in range(6):
+        line.ask(str(number))
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert line.arrivals.waiting == 3
+    assert await line.all() == ["0", "4", "5", "1", "2", "3"]
+    assert line.arrivals.waiting == 0
 
 
 @virtual_time
