@@ -28,10 +28,13 @@ from frontmcp_py.process import kill_all
 logger: logging.Logger = logging.getLogger("frontmcp_py.server")
 
 # How long all may take that comes after the grace, in seconds.
-_REST: Final = 0.9
+_REST: Final = 0.75
+
+# What a handler adds to a signal's number to tell that it has run.
+_HANDLED: Final = 128
 
 # How long the main thread has to hear a signal that ends it, in seconds.
-_HEARING: Final = 0.1
+_HEARING: Final = 0.25
 
 _SIGNALS: Final = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name)
@@ -52,6 +55,7 @@ class Shutdown:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drained: asyncio.Event | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._bell: socket.socket | None = None
         self.received: int | None = None
         """The signal that told the process to stop, once one did."""
 
@@ -71,6 +75,7 @@ class Shutdown:
         before = {each: signal.signal(each, handler or self.handle) for each in _SIGNALS}
         ours, bell = socket.socketpair()
         bell.setblocking(False)
+        self._bell = bell
         # The system rings this bell itself, also while the main thread runs no Python.
         others = signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
         with contextlib.suppress(RuntimeError):
@@ -89,6 +94,10 @@ class Shutdown:
         if self.received is not None or loop is None or loop.is_closed():
             self._end(received)
         self.received = received
+        if self._bell is not None:
+            # Others may have taken the bell's place meanwhile, such as `loop.add_signal_handler`.
+            with contextlib.suppress(OSError):
+                self._bell.send(bytes([received + _HANDLED]))
         loop.call_soon_threadsafe(self._begin)
 
     async def drained(self) -> None:
@@ -138,8 +147,12 @@ class Shutdown:
                     return
                 if others != -1:
                     with contextlib.suppress(OSError):
-                        os.write(others, numbers)
-                heard += [number for number in numbers if number in _SIGNALS]
+                        os.write(others, bytes(number for number in numbers if number < _HANDLED))
+                for number in numbers:
+                    if number in _SIGNALS:
+                        heard.append(number)
+                    elif number - _HANDLED in _SIGNALS and not heard:
+                        heard.append(number - _HANDLED)
             if len(heard) == 1 and hasattr(signal, "pthread_kill"):
                 # A second one, to the main thread, so that it comes back from whatever it waits for.
                 signal.pthread_kill(threading.main_thread().ident or 0, heard[0])

@@ -207,7 +207,8 @@ async def test_whatever_hangs_does_not_hold_it_up(kind: Kind, tool: str, tmp_pat
     async with Stopping(kind, tmp_path).serve(grace=0) as server:
         running = await server.begun(tool)
         server.tell(signal.SIGINT)
-        assert await server.ended() in (-signal.SIGINT, None)
+        # A machine that is slow to wake the main thread is told by the exit status.
+        assert await server.ended() in (-signal.SIGINT, 128 + signal.SIGINT, None)
         running.cancel()
 
 
