@@ -75,7 +75,11 @@ def test_it_needs_a_name(name: Any) -> None:
         App(name)
 
 
-@pytest.mark.parametrize("tools", [plain, limited, 7, "limited", None, [7], ["limited"]], ids=repr)
+@pytest.mark.parametrize(
+    "tools",
+    [plain, limited, 7, "limited", None, [7], ["limited"]],
+    ids=["function", "tool", "number", "text", "None", "list of a number", "list of text"],
+)
 def test_what_is_no_list_of_tools_is_refused_and_the_app_named(tools: Any) -> None:
     with pytest.raises(ConfigurationError, match=r'app "help-desk": tools: .* is not allowed; give .*tools'):
         App("help-desk", tools=tools)

@@ -321,7 +321,9 @@ class Counts:
 
 
 @pytest.mark.parametrize(
-    "function", [counts, counts_in_a_thread, functools.partial(counts), Counts(), Counts().__call__], ids=repr
+    "function",
+    [counts, counts_in_a_thread, functools.partial(counts), Counts(), Counts().__call__],
+    ids=["async", "def", "partial", "object", "method"],
 )
 def test_a_generator_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match='tool "counts": a generator is not allowed'):
