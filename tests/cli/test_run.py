@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 
@@ -96,12 +97,14 @@ def test_over_http_it_serves_until_it_is_told_to_stop(tmp_path: Path, desk: Path
         assert process.wait(20) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_the_file_that_is_named_is_in_force(tmp_path: Path, desk: Path) -> None:
     (tmp_path / "limits.toml").write_text("[concurrency]\nmax_active = 20\n")
     with serving("desk:server", "--config", "limits.toml", cwd=tmp_path) as (_, port):
         assert get(port, "/readyz")["max_active"] == 20
 
 
+@pytest.mark.slow
 def test_an_address_in_use_is_one_sentence(tmp_path: Path, desk: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -147,6 +150,7 @@ def test_the_commands_are_listed(frontmcp: Run) -> None:
     assert frontmcp("--version").out.startswith("frontmcp")
 
 
+@pytest.mark.slow
 def test_without_its_extra_the_command_says_what_to_install() -> None:
     for missing in ("typer", "rich"):
         program = f"""

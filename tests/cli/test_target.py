@@ -128,6 +128,7 @@ def test_the_traceback_is_shown_on_demand(frontmcp: Run, tmp_path: Path) -> None
     assert done.err.splitlines()[-1].startswith("frontmcp: broken.py cannot be imported")
 
 
+@pytest.mark.slow
 def test_what_a_module_prints_while_it_is_imported_stays_out_of_the_result(
     tmp_path: Path, desk: Path
 ) -> None:

@@ -197,6 +197,7 @@ def test_a_unit_that_is_not_running_is_not_started(machine: Machine, dead: str) 
     assert machine.asked() == [ASKS]
 
 
+@pytest.mark.slow
 def test_the_fourth_restart_within_an_hour_does_not_happen(machine: Machine, dead: str) -> None:
     for _ in range(9):
         machine.look(dead)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import TextContent
@@ -41,6 +42,7 @@ async def test_a_process_enforces_what_the_file_in_its_environment_says(tmp_path
         assert [result.is_error for result in results] == [False, True]
 
 
+@pytest.mark.slow
 async def test_the_environment_turns_off_what_the_file_says(tmp_path: Path) -> None:
     config = tmp_path / "frontmcp.toml"
     config.write_text("[throttle]\nenabled = true\n[tools.export]\nrate_limit = '1/hour'\n")

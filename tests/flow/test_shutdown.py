@@ -149,7 +149,7 @@ def slow(*values: object) -> Any:
 every_transport = pytest.mark.parametrize(
     "kind", [SSE_2025, STDIO[0], slow(SSE_2026), slow(JSON_2026), slow(STDIO[1])], ids=str
 )
-one_of_each = pytest.mark.parametrize("kind", [SSE_2025, STDIO[0]], ids=str)
+one_of_each = pytest.mark.parametrize("kind", [SSE_2025, slow(STDIO[0])], ids=str)
 
 
 @every_transport
