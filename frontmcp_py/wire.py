@@ -125,7 +125,7 @@ class GuardedServer(MCPServer[Any]):
         # Also of tools that are gone: the file is not wrong because one of them was removed.
         self._known_tools: dict[str, None] = {}
         self._known_keys: dict[str, None] = {}
-        self.arrivals = Arrivals()
+        self.arrivals: Arrivals = Arrivals()
         self.local_transport = "in-process"
         self.max_result_bytes = max_result_bytes
         self._trusted = trusted
