@@ -31,6 +31,7 @@ import uvloop
 from frontmcp_py import AbortSignal, ConfigurationError, OutputLimit
 from frontmcp_py.process import ProcessResult, ProcessTimeout, kill_all, run, table
 from frontmcp_py.process.child import Child, lingering, live
+from tests.processes import alive, is_sleep
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -85,17 +86,6 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frontmcp_py.process.child._GRACE", 0.1)
 
 
-def alive(token: str) -> list[int]:
-    """The processes that have the token in their arguments; a zombie has none."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if token.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
-
-
 def children() -> set[int]:
     """This process's children, zombies too."""
     tasks = Path("/proc/self/task").iterdir()
@@ -121,16 +111,6 @@ async def started(*tokens: str) -> None:
 def sleeping(token: str) -> int:
     """How many sleeps there are with the token."""
     return sum(is_sleep(pid) for pid in alive(token))
-
-
-def is_sleep(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
-    except OSError:
-        return False
-
-
-# --------------------------------------------------------------------------------- what a command gives
 
 
 async def test_a_result_has_the_status_and_both_outputs() -> None:

@@ -4,8 +4,8 @@ Under a flood the time of a server does not go into the guard, but into reading 
 each takes a few turns of the event loop, and with hundreds of them in it a turn is long. Whoever comes then
 stands behind all of them, and so would a control call, which is there for that very moment. So only one
 request is let in for every few turns of the loop. Turns stay short, and what passes the gate is answered
-almost as soon as on an idle server. All the others wait hardly longer than they would have anyway: where
-turns are long because of what tools do, requests are let in by the clock.
+almost as soon as on an idle server. The others pay for it: they stand in a line that none of their limits
+times. So it moves by the clock where turns are long because of what tools do, and it has an end.
 """
 
 from __future__ import annotations

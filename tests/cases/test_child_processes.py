@@ -12,7 +12,6 @@ import os
 import signal as signals
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -20,6 +19,7 @@ import pytest
 from frontmcp_py import AbortSignal, Call, Cancelled, Concurrency, ExecutionTimeout, Guard, Policy
 from frontmcp_py.process import ProcessResult, run
 from tests.cases.desk import assert_clean
+from tests.processes import alive, is_sleep
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -39,19 +39,6 @@ def nap() -> Iterator[str]:
     yield nap
     for pid in alive(nap):
         os.kill(pid, signals.SIGKILL)
-
-
-def alive(nap: str) -> list[int]:
-    """The processes that have this in their arguments."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and nap.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            # It has gone.
-            continue
-    return found
 
 
 class Shell:
@@ -85,13 +72,6 @@ async def until_asleep(nap: str) -> None:
     async with asyncio.timeout(PATIENCE):
         while not any(is_sleep(pid) for pid in alive(nap)):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
-
-
-def is_sleep(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("end", ["timeout", "cancel"])

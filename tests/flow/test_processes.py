@@ -8,13 +8,13 @@ import os
 import signal as signals
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import mcp_types as types
 import pytest
 
 from tests.flow.wires import ALL, SOON, Servers, Wire, over, text
+from tests.processes import alive, is_sleep
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -42,30 +42,10 @@ def nap() -> Iterator[str]:
     assert left == []
 
 
-def alive(nap: str) -> list[int]:
-    """The processes that have this in their arguments."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and nap.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            # It has gone.
-            continue
-    return found
-
-
 async def until_asleep(nap: str) -> None:
     async with asyncio.timeout(SOON):
         while not any(is_sleep(pid) for pid in alive(nap)):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
-
-
-def is_sleep(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
-    except OSError:
-        return False
 
 
 def meta_of(result: types.CallToolResult) -> dict[str, Any]:
