@@ -3,6 +3,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+everything=dev,cli,metrics,redis # the extras that tests, checks and benchmarks need
 
 fail() { # message
     printf '%s: %s\n' "${0##*/}" "$1" >&2
@@ -43,7 +44,7 @@ find_python() {
 
 # Make sure of an environment with the given extras: sets venv. It is filled again when pyproject.toml or
 # constraints.txt has changed, and made anew when the interpreter or the place of the checkout has.
-prepare() { # cli | dev,cli,metrics
+prepare() { # cli | $everything
     local extras=$1 wanted place have
     find_python
     venv=$root/.venv-${version%.*}
@@ -51,7 +52,7 @@ prepare() { # cli | dev,cli,metrics
     wanted="$place $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"
     have=$(cat "$venv/installed" 2>/dev/null || true)
     [ -x "$venv/bin/python" ] || have=
-    case $have in "$wanted dev,cli,metrics" | "$wanted $extras") return ;; esac
+    case $have in "$wanted $everything" | "$wanted $extras") return ;; esac
 
     if [ -e "$venv" ]; then [ -w "$venv" ]; else [ -w "$root" ]; fi || fail "cannot write to $venv"
     "$found" -c 'import venv, ensurepip' 2>/dev/null ||
@@ -66,13 +67,18 @@ prepare() { # cli | dev,cli,metrics
     printf '%s\n' "$wanted $extras" >"$venv/installed"
 }
 
-# systemd-analyze, which tests of units ask: installed where that is possible. Elsewhere they say that it is missing.
-provide_systemd_analyze() {
-    command -v systemd-analyze >/dev/null && return
+# Programs that tests run, beside what pip brings: installed where that is possible. Elsewhere the tests say what is
+# missing.
+provide_programs() {
+    local program packages=()
+    for program in systemd-analyze:systemd memcached:memcached; do # :the Debian package that has it
+        command -v "${program%:*}" >/dev/null || packages+=("${program#*:}")
+    done
+    [ ${#packages[@]} != 0 ] || return 0
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then return; fi
-    printf '%s: installing systemd, for systemd-analyze (once)\n' "${0##*/}" >&2
-    local install='env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends systemd'
+    printf '%s: installing %s, for the tests (once)\n' "${0##*/}" "${packages[*]}" >&2
+    local install="env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends ${packages[*]}"
     if ! { $install || { apt-get -qq update && $install; }; } </dev/null >/dev/null 2>&1; then
-        printf '%s: apt-get could not install systemd\n' "${0##*/}" >&2
+        printf '%s: apt-get could not install %s\n' "${0##*/}" "${packages[*]}" >&2
     fi
 }

@@ -1,14 +1,39 @@
-"""Where counts and slots live, behind one protocol that decides about both together."""
+"""Where counts and slots live: in the memory of one process, or in a store that several instances share."""
 
-from .base import Claim, RateRefusal, RateRule, Storage, Verdict, Windows
+from .base import (
+    Answer,
+    Ask,
+    NoSlot,
+    Queued,
+    RateNeed,
+    Renewed,
+    SlotNeed,
+    Started,
+    Storage,
+    StorageUnavailable,
+    TooOften,
+    Turn,
+)
+from .claim import Claim, RateRefusal, RateRule, Verdict, Windows
 from .memory import MemoryStorage, WindowCounts
 
 __all__ = [
+    "Answer",
+    "Ask",
     "Claim",
     "MemoryStorage",
+    "NoSlot",
+    "Queued",
+    "RateNeed",
     "RateRefusal",
     "RateRule",
+    "Renewed",
+    "SlotNeed",
+    "Started",
     "Storage",
+    "StorageUnavailable",
+    "TooOften",
+    "Turn",
     "Verdict",
     "WindowCounts",
     "Windows",

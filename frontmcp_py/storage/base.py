@@ -1,152 +1,240 @@
-"""What a storage decides: rates and slots of one call, together, all or nothing.
+"""What a store decides for several instances: the rates and slots of one call, together, all or nothing.
 
-A storage speaks in decisions. The guard never reads a count to act on it later: it hands over a
-`Claim` and is told whether the call has started, must wait, or is refused, and by which limit.
+A storage speaks in decisions. Nobody reads a count to act on it later: an `Ask` goes in, and the answer says
+whether the call has started, waits in line, or is refused, and by which limit. Everything may be repeated:
+the caller chooses the lease's name, so that a question whose answer was lost is asked again without harm.
+
+`Storage` is what to implement for a store of another kind; `frontmcp_py.testing` ships the tests that each
+implementation has to pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeAlias
 
-from frontmcp_py.scheduler import Pool, Slot, Ticket
-
-if TYPE_CHECKING:
-    from frontmcp_py.policy import RateLimit
+from frontmcp_py.scheduler import Rank
 
 
-class Windows(Protocol):
-    """Counts of one strategy and window length, by key. Times are nanoseconds of the wall's clock.
-
-    `overflow` is the key that new subjects share when no more can be held.
-    """
-
-    def wait_ns(self, key: str, most: int, now_ns: int, overflow: str) -> int:
-        """Nanoseconds until one more call has room, of `most` in a window; 0 when it has room now."""
-        ...
-
-    def hit(self, key: str, now_ns: int, overflow: str) -> object:
-        """Count a call that starts."""
-        ...
-
-    def undo(self, key: str, overflow: str, counted_ns: int) -> None:
-        """Take back the latest `hit`, which was at `counted_ns`: the call never ran after all."""
-        ...
-
-
-class RateRule(Protocol):
-    """One rate limit as it applies to one tool (or to all): whose counts they are, and where they live."""
-
-    @property
-    def limit(self) -> RateLimit:
-        """The limit that is counted."""
-        ...
-
-    @property
-    def scope(self) -> str:
-        """`tool` or `global`."""
-        ...
-
-    @property
-    def most(self) -> int:
-        """How many calls may start in a window."""
-        ...
-
-    @property
-    def windows(self) -> Windows:
-        """Where they are counted."""
-        ...
-
-    @property
-    def overflow(self) -> str:
-        """The key that new subjects share when no more can be held."""
-        ...
-
-
-class Claim(Ticket):
-    """A ticket that is also counted.
-
-    Attributes:
-        rates: The limits to look at, each with its subject's key.
-        counted_ns: The wall's time at which it was counted.
-    """
-
-    __slots__ = ("counted_ns", "rates")
-
-    def __init__(
-        self,
-        rates: Sequence[tuple[RateRule, str]] = (),
-        slots: tuple[Slot, ...] = (),
-        pools: tuple[Pool, ...] = (),
-        *,
-        control: bool = False,
-        nested: bool = False,
-    ) -> None:
-        super().__init__(slots, pools, control=control, nested=nested)
-        self.rates: Sequence[tuple[RateRule, str]] = rates
-        self.counted_ns: int = 0
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether nobody is there any more to use a place: its turn passes on."""
-        return False
-
-
-class Verdict(Enum):
-    """What became of a claim that no rate limit refused."""
-
-    TAKEN = "taken"
-    """It has started: its rates are counted and its places are held."""
-
-    FULL = "full"
-    """A place is missing. Nothing was taken or counted; the claim may wait or go away."""
+class StorageUnavailable(Exception):
+    """The store gave no answer that could be used: it is gone, hangs, or does not take the question."""
 
 
 @dataclass(frozen=True, slots=True)
-class RateRefusal:
-    """A rate limit has no room: of several, the one with the longest wait."""
+class RateNeed:
+    """A rate limit that a call is counted in.
 
-    rule: RateRule
-    wait_ns: int
+    Attributes:
+        key: Whose count it is; unique for the limit, its numbers and its subject.
+        strategy: `fixed-window`, `moving-window` or `sliding-window`.
+        most: How many calls may start in a window.
+        window_us: The window, in microseconds.
+    """
+
+    key: str
+    strategy: str
+    most: int
+    window_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotNeed:
+    """A slot that a call takes.
+
+    Attributes:
+        key: The slot's name; who gives the same name shares it.
+        capacity: How many may hold it at once.
+        no_wait: Whether the call is refused if there is no room here.
+        max_queued: With so many in line it is refused as well; `None`: the line has no end.
+    """
+
+    key: str
+    capacity: int
+    no_wait: bool = False
+    max_queued: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call asks to start.
+
+    Attributes:
+        lease: Its name in the store, chosen by who asks, and never used for another call.
+        rates: The limits to look at and to count in.
+        slots: The slots to take.
+        rank: Its class: nested calls go before control calls, and those before normal ones.
+        attempt: Counts up with each new question for the same lease. An older one that comes late is void.
+        number: Its place in the order of arrival, if it was told one before; 0 for a new arrival.
+        may_wait: Whether it joins the lines when there is no room. If not, it is refused.
+        force: Take the slots whether there is room or not, and count without a look.
+    """
+
+    lease: str
+    rates: tuple[RateNeed, ...] = ()
+    slots: tuple[SlotNeed, ...] = ()
+    rank: Rank = 2
+    attempt: int = 1
+    number: int = 0
+    may_wait: bool = True
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The call has started: it is counted, and it holds its slots until it is released or its lease ends.
+
+    Attributes:
+        number: Its place in the order of arrival.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The call stands in line and holds nothing; a `Turn` tells when its time has come.
+
+    Attributes:
+        number: Its place in the order of arrival.
+        blocked: Which of its slots had no room, by position.
+    """
+
+    number: int
+    blocked: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoSlot:
+    """The call is refused for want of a slot; nothing was counted or taken.
+
+    Attributes:
+        blocked: Which of its slots had no room, by position.
+        refused_by: The first of them that lets it not wait; `None` if only `may_wait` forbade it.
+    """
+
+    blocked: tuple[int, ...]
+    refused_by: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TooOften:
+    """The call is refused by a rate limit; nothing was counted or taken.
+
+    Attributes:
+        rate: Which of its rate limits has the longest wait, by position.
+        wait_us: Microseconds until it has room for one more.
+    """
+
+    rate: int
+    wait_us: int
+
+
+Answer: TypeAlias = Started | Queued | NoSlot | TooOften
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The turn of a call that stood in line has come.
+
+    Attributes:
+        lease: The call.
+        attempt: The question that it had joined the line with.
+        refusal: `None`: it has started. Else its rate limit has run out meanwhile, and its turn has passed on.
+    """
+
+    lease: str
+    attempt: int
+    refusal: TooOften | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """What a renewal found.
+
+    Attributes:
+        turns: Turns of the instance's own calls that have come.
+        lost: Calls whose lease has ended, or that the store does not know any more.
+        strayed: Calls that stood in line and that the store does not know any more.
+    """
+
+    turns: tuple[Turn, ...] = ()
+    lost: tuple[str, ...] = ()
+    strayed: tuple[str, ...] = ()
 
 
 class Storage(Protocol):
-    """Decides about claims. Every method is one atomic step."""
+    """A store that several instances share. One object is one instance.
 
-    def take(self, claim: Claim) -> Verdict | RateRefusal:
-        """Look at every rate limit and place of the claim, and take all of them or nothing."""
+    Every question is one atomic step of the store, by the store's clock, and raises `StorageUnavailable` when
+    it cannot be answered. How long an answer may take is not the storage's matter: who asks gives up, by
+    cancelling, when its time is over.
+    """
+
+    @property
+    def shares_slots(self) -> bool:
+        """Whether slots are shared too; if not, an `Ask` has rates only."""
         ...
 
-    def force(self, claim: Claim, *, count: bool) -> None:
-        """Take the places whether there is room or not, and count the call only if asked to."""
+    @property
+    def where(self) -> str:
+        """Where the store is, for logs, without passwords."""
         ...
 
-    def wait(self, claim: Claim) -> None:
-        """A claim that was `FULL` joins the queue."""
+    def supports(self, strategy: str) -> bool:
+        """Whether rate limits of this strategy can be counted here."""
         ...
 
-    def refuse(self, claim: Claim) -> None:
-        """A claim that was `FULL` goes away."""
+    async def open(self) -> None:
+        """Make sure that the store answers and is one that can be used. May be called again after `close`."""
         ...
 
-    def leave(self, claim: Claim) -> None:
-        """A waiter gives up."""
+    async def close(self) -> None:
+        """Close every connection. Never raises."""
         ...
 
-    def release(self, claim: Claim) -> None:
-        """The work has ended. Never raises; a second release does nothing."""
+    async def take(self, ask: Ask) -> Answer:
+        """Look at every rate limit and slot of a call, and take all of them or nothing."""
         ...
 
-    def undo(self, claim: Claim) -> None:
-        """The claim was taken but its work never began: what it counted is not counted."""
+    async def pass_on(self, lease: str, attempt: int) -> Sequence[Turn]:
+        """A turn that has come cannot be used now: uncounted, it goes to the next in line, in the same step.
+
+        The call stands in no line until it asks again, with its number.
+        """
         ...
 
-    def turns(self) -> list[tuple[Claim, RateRefusal | None]]:
-        """Let everybody start who can now, in order.
+    async def release(self, lease: str, *, undo: bool = False) -> Sequence[Turn]:
+        """The work has ended, or the call does not wait any more; the next in line start in the same step.
 
-        Each waiter whose turn has come is listed once: with `None` it has started; with a refusal its
-        rate limit has run out meanwhile, and its turn has passed on in the same step.
+        Args:
+            lease: The call. One that is not known is no error.
+            undo: The work never began: it is not counted, and a question that is still on its way is void.
+
+        Returns:
+            The turns of this instance's own calls; those of others are told to them.
+        """
+        ...
+
+    async def renew(self, held: Sequence[str], waiting: Sequence[str]) -> Renewed:
+        """Keep everything of this instance alive for one lease more, and let the lines of its waiters move.
+
+        Args:
+            held: The calls that hold slots.
+            waiting: The calls that stand in line.
+        """
+        ...
+
+    async def listen(self, hear: Callable[[Turn], None], ready: Callable[[], None]) -> None:
+        """Pass on what the store tells this instance, until cancelled.
+
+        Messages may be lost: `renew` finds what they would have told.
+
+        Args:
+            hear: Called for each turn.
+            ready: Called once, when messages can be heard from now on.
+
+        Raises:
+            StorageUnavailable: The connection is gone.
         """
         ...

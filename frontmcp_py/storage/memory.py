@@ -22,7 +22,7 @@ from frontmcp_py.clock import Clock
 from frontmcp_py.policy import MAX_KEYS
 from frontmcp_py.scheduler import Scheduler
 
-from .base import Claim, RateRefusal, Verdict
+from .claim import Claim, RateRefusal, Verdict
 
 _SECOND: Final = 1_000_000_000
 
@@ -492,7 +492,11 @@ class MemoryStorage:
             self.scheduler.release(claim)
 
     def turns(self) -> list[tuple[Claim, RateRefusal | None]]:
-        """Let everybody start who can now, in order; see `Storage.turns`."""
+        """Let everybody start who can now, in order.
+
+        Each waiter whose turn has come is listed once: with `None` it has started; with a refusal its rate
+        limit has run out meanwhile, and its turn has passed on in the same step.
+        """
         turns: list[tuple[Claim, RateRefusal | None]] = []
         while (ticket := self.scheduler.next()) is not None:
             assert isinstance(ticket, Claim)

@@ -1,0 +1,19 @@
+-- A turn that has come cannot be used now: it goes to whoever is next.
+--
+-- INVARIANT  Nothing is counted or held for the call afterwards, and it stands in no line; it is known, so that it
+--            may ask again with its number. Too late for a newer question of it, this changes nothing.
+--
+-- KEYS  1 the hash tag
+-- ARGV  1 moment  2 lease in ms  3 instance  4 lease  5 attempt
+-- Returns  the turns of this instance's calls: {{lease, attempt, rate or -1, wait}...}; others' are published.
+
+local lease = ARGV[4]
+local known = redis.call('HMGET', call_key(lease), 'state', 'attempt', 'needs', 'at')
+if known[1] == 'held' and known[2] == ARGV[5] then
+  local needs = cjson.decode(known[3])
+  let_go(needs.slots, lease)
+  uncount(needs.rates, lease, tonumber(known[4]))
+  record(lease, 'state', 'parked')
+  advance(needs.slots)
+end
+return turns

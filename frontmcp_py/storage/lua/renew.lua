@@ -1,0 +1,58 @@
+-- An instance lives: its calls keep what they have for one lease more, and the lines of its waiters move.
+--
+-- INVARIANT  A lease that has ended is not brought back: another call may hold its slots by now. Whoever waits
+--            finds here what a lost message would have told, and what crashed holders have left.
+--
+-- KEYS  1 the hash tag
+-- ARGV  1 moment  2 lease in ms  3 instance  4 how many hold slots  5... their leases, then those who wait
+-- Returns  {{turns}, {lost}, {strayed}}: turns as in release.lua, leases that have ended, waiters not known.
+
+local holders = tonumber(ARGV[4])
+local lost, strayed, stirred = {}, {}, {}
+local renewed = {}
+
+for i = 5, 4 + holders do
+  local lease = ARGV[i]
+  local known = redis.call('HMGET', call_key(lease), 'state', 'needs')
+  local needs = known[1] == 'held' and cjson.decode(known[2])
+  if needs and holds(needs.slots, lease) then
+    renewed[call_key(lease)] = true
+    for _, slot in ipairs(needs.slots) do
+      redis.call('ZADD', held_key(slot[1]), digits(ends), lease)
+      renewed[held_key(slot[1])] = true
+    end
+  else
+    lost[#lost + 1] = lease
+    if needs then
+      let_go(needs.slots, lease)
+      redis.call('DEL', call_key(lease))
+      for _, slot in ipairs(needs.slots) do stirred[#stirred + 1] = slot end
+    end
+  end
+end
+
+for i = 5 + holders, #ARGV do
+  local lease = ARGV[i]
+  local known = redis.call('HMGET', call_key(lease), 'state', 'needs', 'attempt', 'rate', 'wait')
+  local needs = known[2] and cjson.decode(known[2])
+  if known[1] == 'waiting' and stands(needs.slots, lease) then
+    renewed[call_key(lease)] = true
+    for _, slot in ipairs(needs.slots) do
+      redis.call('ZADD', live_key(slot[1]), digits(ends), lease)
+      renewed[live_key(slot[1])] = true
+      renewed[line_key(slot[1])] = true
+      stirred[#stirred + 1] = slot
+    end
+  elseif known[1] == 'held' then
+    turns[#turns + 1] = { lease, tonumber(known[3]), -1, 0 }
+  elseif known[1] == 'refused' then
+    turns[#turns + 1] = { lease, tonumber(known[3]), tonumber(known[4]), tonumber(known[5]) }
+  else
+    strayed[#strayed + 1] = lease
+  end
+end
+
+for key in pairs(renewed) do redis.call('PEXPIRE', key, lease_ms) end
+if #ARGV > 4 + holders then redis.call('PEXPIRE', base .. ':number', lease_ms) end
+advance(stirred)
+return { turns, lost, strayed }

@@ -1,0 +1,94 @@
+-- May this call start? Looks at every rate limit and slot, and takes all of them or nothing.
+--
+-- INVARIANT  A call is counted and holds its slots, or stands in the line of all its slots, or has changed
+--            nothing. Asked again with the same lease and attempt, the answer is that of the first time.
+--
+-- KEYS  1 the hash tag
+-- ARGV  1 moment  2 lease in ms  3 instance  4 lease  5 attempt  6 number, or 0  7 rank  8 whether it may wait
+--       9 whether it is forced  10 needs: {"rates": [[key, strategy, most, window]],
+--                                          "slots": [[key, capacity, no_wait, max_queued or -1]]}
+-- Returns  {'started', number} | {'queued', number, blocked...} | {'full', refused by or -1, blocked...}
+--          | {'often', rate, wait} | {'void'}; positions count from 0. Turns of others are published.
+
+local lease, attempt, number, rank = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local may_wait, forced = ARGV[8] == '1', ARGV[9] == '1'
+local needs = cjson.decode(ARGV[10])
+answers_turns = false
+
+local function blocked_for(order)
+  local blocked = {}
+  for position, slot in ipairs(needs.slots) do
+    if not has_room(slot[1], slot[2], lease, order) then blocked[#blocked + 1] = position - 1 end
+  end
+  return blocked
+end
+
+local function with(head, blocked)
+  for _, position in ipairs(blocked) do head[#head + 1] = position end
+  return head
+end
+
+-- What is known of the call already: an answer that was lost, or a turn whose passing on was.
+local known = redis.call('HMGET', call_key(lease), 'state', 'attempt', 'number', 'rate', 'wait', 'at')
+local state = known[1]
+if state then
+  local asked = tonumber(known[2] or 0)
+  if state == 'void' or attempt < asked then return { 'void' } end
+  if state == 'held' then
+    if holds(needs.slots, lease) then
+      record(lease, 'attempt', attempt)
+      return { 'started', tonumber(known[3]) }
+    end
+    let_go(needs.slots, lease)
+    uncount(needs.rates, lease, tonumber(known[6]))
+  elseif state == 'waiting' and stands(needs.slots, lease) then
+    record(lease, 'attempt', attempt)
+    return with({ 'queued', tonumber(known[3]) }, blocked_for(order_of(rank, tonumber(known[3]))))
+  elseif state == 'refused' and attempt == asked then
+    return { 'often', tonumber(known[4]), tonumber(known[5]) }
+  end
+  if number == 0 then number = tonumber(known[3]) end
+end
+
+-- Whoever waits goes before a newcomer to what has just come free.
+for _, slot in ipairs(needs.slots) do
+  if purge(slot[1]) then advance({ slot }) end
+end
+
+if number == 0 then
+  number = redis.call('INCR', base .. ':number')
+end
+redis.call('PEXPIRE', base .. ':number', lease_ms)
+local order = order_of(rank, number)
+
+if not forced then
+  local rate, wait = exhausted(needs.rates)
+  if rate then
+    redis.call('DEL', call_key(lease))
+    return { 'often', rate, wait }
+  end
+  local blocked = blocked_for(order)
+  if #blocked > 0 then
+    for _, position in ipairs(blocked) do
+      local slot = needs.slots[position + 1]
+      local is_full = slot[4] >= 0 and rank ~= 0 and redis.call('ZCOUNT', line_key(slot[1]), 0, '+inf') >= slot[4]
+      if slot[3] == 1 or is_full then
+        redis.call('DEL', call_key(lease))
+        return with({ 'full', position }, blocked)
+      end
+    end
+    if not may_wait then
+      redis.call('DEL', call_key(lease))
+      return with({ 'full', -1 }, blocked)
+    end
+    join(needs.slots, lease, order)
+    record(lease, 'state', 'waiting', 'attempt', attempt, 'number', number, 'instance', instance, 'needs', ARGV[10])
+    return with({ 'queued', number }, blocked)
+  end
+end
+
+count(needs.rates, lease)
+hold(needs.slots, lease)
+record(lease, 'state', 'held', 'attempt', attempt, 'number', number, 'instance', instance, 'needs', ARGV[10],
+  'at', digits(now))
+return { 'started', number }
