@@ -107,11 +107,11 @@ class Slot(_Spot):
         if ticket.rank == CONTROL:
             if self._control is None:
                 self._control = OrderedDict()
-            self._control[ticket] = None
+            _insert(self._control, ticket)
         else:
             if self._normal is None:
                 self._normal = OrderedDict()
-            self._normal[ticket] = None
+            _insert(self._normal, ticket)
         if self.first is None or ticket.is_ahead_of(self.first):
             self.first = ticket
 
@@ -280,12 +280,18 @@ class Scheduler:
         """How many slots are remembered, lasting ones left out."""
         return sum(not slot.lasting for slot in self._slots.values())
 
+    def forget(self, slots: tuple[Slot, ...]) -> None:
+        """Slots that were named are not needed: forget those that nobody holds or waits for."""
+        for slot in slots:
+            self._forget_unused(slot)
+
     # -- events --------------------------------------------------------------------------------
 
     def offer(self, ticket: Ticket) -> bool:
-        """A new ticket arrives. It takes everything it needs and is holding, or nothing changes."""
-        self._arrivals += 1
-        ticket.seq = self._arrivals
+        """A ticket arrives. It takes everything it needs and is holding, or nothing changes."""
+        if not ticket.seq:
+            self._arrivals += 1
+            ticket.seq = self._arrivals
         for slot in ticket.slots:
             if slot.first is None:
                 if slot.held >= slot.capacity:
@@ -303,6 +309,15 @@ class Scheduler:
         self._arrivals += 1
         ticket.seq = self._arrivals
         self._take(ticket)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """A ticket gives back what it holds, or leaves the queue, and may be offered again.
+
+        It keeps its number, and so its place in the order of arrival; what it needs may change meanwhile.
+        """
+        self.release(ticket)
+        self.leave(ticket)
+        ticket.state = NEW
 
     def obstacles(self, ticket: Ticket) -> tuple[list[Slot], list[Pool]]:
         """The slots and the pools that have no room for `ticket` now."""
@@ -334,7 +349,12 @@ class Scheduler:
             group.members[ticket] = None
             self._park(group, blocked)
         else:
-            group.members[ticket] = None
+            _insert(group.members, ticket)
+            if group.head is ticket:
+                # One that comes again may be first, and held up elsewhere.
+                assert group.spot is not None
+                group.spot.groups -= 1
+                self._park(group, blocked)
 
     def release(self, ticket: Ticket) -> None:
         """A ticket's work has ended: its places are free. A second release of one ticket does nothing."""
@@ -467,6 +487,15 @@ class Scheduler:
     def _forget_unused(self, slot: Slot) -> None:
         if not slot.lasting and slot.is_unused and self._slots.get(slot.key) is slot:
             del self._slots[slot.key]
+
+
+def _insert(line: OrderedDict[Ticket, None], ticket: Ticket) -> None:
+    """Put a ticket at the end of a line, or where its number belongs if it comes again."""
+    is_last = not line or next(reversed(line)).seq < ticket.seq
+    line[ticket] = None
+    if not is_last:
+        for behind in [each for each in line if each.seq > ticket.seq]:
+            line.move_to_end(behind)
 
 
 def _is_live(entry: tuple[int, int, _Group], spot: _Spot) -> bool:

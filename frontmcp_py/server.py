@@ -133,17 +133,19 @@ class FrontMCP:
         if lifespan is not None and not callable(lifespan):
             raise not_allowed("FrontMCP.lifespan", lifespan, "a function of the server, or None")
         self._lifespan = lifespan
+        production = _production(production)
         settings = Settings.of(throttle, config, trusts_proxies=bool(trusted_proxies))
         self.guard: Guard = Guard(
             _warned(settings.throttle),
             worker_threads=check_count(worker_threads, "FrontMCP.worker_threads", *WORKER_THREADS_RANGE),
             shutdown_grace=self.shutdown_grace,
+            production=production,
         )
         options = _mcp_options(mcp_options)
         try:
             self.mcp: GuardedServer = GuardedServer(
                 self.guard,
-                production=_production(production),
+                production=production,
                 describe_limits=check_flag(describe_limits, "FrontMCP.describe_limits"),
                 max_result_bytes=check_count(
                     max_result_bytes, "FrontMCP.max_result_bytes", *MAX_RESULT_BYTES_RANGE

@@ -12,7 +12,8 @@ from frontmcp_py.guard import Counts, Guard
 def adds_up(guard: Guard) -> None:
     """The counters of every tool, and of all of them, add up."""
     statistics = guard.statistics()
-    assert _is_sum(statistics.counts, waiting=statistics.waiting, running=statistics.running)
+    waiting = statistics.waiting + statistics.asking
+    assert _is_sum(statistics.counts, waiting=waiting, running=statistics.running)
     assert statistics.active == statistics.running + statistics.abandoned
     assert 0 <= statistics.abandoned_places <= statistics.places
     for counts in statistics.tools.values():

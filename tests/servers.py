@@ -228,8 +228,8 @@ def _program() -> str:
     return os.environ.get("REDIS_SERVER") or str(get_binary_path())
 
 
-class _Redis(Server):
-    """What can be asked by the Redis protocol."""
+class RedisServer(Server):
+    """What speaks the Redis protocol."""
 
     password: str | None = None
 
@@ -249,7 +249,7 @@ class _Redis(Server):
         return bool(self.do("PING"))
 
 
-class Valkey(_Redis):
+class Valkey(RedisServer):
     """A Valkey that keeps its data in memory only.
 
     Args:
@@ -257,7 +257,6 @@ class Valkey(_Redis):
         password: What clients have to say.
         cluster: Be a cluster of one node that owns every slot. It needs two seconds to start.
         replica_of: Follow this server.
-        announce_port: The port by which a cluster tells its clients to come, such as that of a proxy.
     """
 
     def __init__(
@@ -266,13 +265,11 @@ class Valkey(_Redis):
         password: str | None = None,
         cluster: bool = False,
         replica_of: Valkey | None = None,
-        announce_port: int | None = None,
     ) -> None:
         super().__init__()
         self.password = password
         self.cluster = cluster
         self._primary = replica_of
-        self._announce_port = announce_port
         self._options = options
         self._bus = Port() if cluster else None
 
@@ -292,13 +289,20 @@ class Valkey(_Redis):
     def _credentials(self) -> str:
         return f":{self.password}@" if self.password else ""
 
-    def client(self, **options: Any) -> redis.asyncio.Redis:
-        """A client of this server, for `async with`; the options are those of `redis.asyncio.Redis`."""
+    def client(self, **options: Any) -> Any:
+        """A `redis.asyncio.Redis` of this server with such options, for `async with`.
+
+        It has no type, since those of its methods are of the blocking client, too, and cannot be awaited.
+        """
         return redis.asyncio.Redis(host=HOST, port=self.port, password=self.password, **options)
 
-    def cluster_client(self, **options: Any) -> redis.asyncio.RedisCluster:
-        """A client of the cluster, for `async with`."""
+    def cluster_client(self, **options: Any) -> Any:
+        """A `redis.asyncio.RedisCluster`, for `async with`."""
         return redis.asyncio.RedisCluster(host=HOST, port=self.port, password=self.password, **options)
+
+    def announce(self, port: int) -> None:
+        """Let the cluster send its clients to this port, such as that of a proxy in front of it."""
+        self.do("CONFIG SET", "cluster-announce-port", port)
 
     def empty(self) -> None:
         """Forget all data and scripts."""
@@ -313,8 +317,6 @@ class Valkey(_Redis):
         if self._bus:
             words += ["--cluster-enabled", "yes", "--cluster-port", str(self._bus.number)]
             words += ["--cluster-announce-ip", HOST]
-        if self._announce_port:
-            words += ["--cluster-announce-port", str(self._announce_port)]
         if self._primary:
             words += ["--replicaof", f"{HOST} {self._primary.port}"]
             if self._primary.password:
@@ -341,7 +343,7 @@ class Valkey(_Redis):
             self._bus.give_up()
 
 
-class Sentinel(_Redis):
+class Sentinel(RedisServer):
     """A Sentinel that watches a primary, alone: its own vote is enough for a failover.
 
     Args:

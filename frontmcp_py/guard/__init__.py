@@ -26,7 +26,7 @@ import anyio
 
 from frontmcp_py.call import Call
 from frontmcp_py.clock import Clock, SystemClock
-from frontmcp_py.errors import Cancelled, ConfigurationError, GuardError, Overloaded, PartitionError
+from frontmcp_py.errors import Cancelled, GuardError, Overloaded, PartitionError
 from frontmcp_py.policy import (
     DEFAULT_RESERVED_THREADS,
     DEFAULT_SHUTDOWN_GRACE,
@@ -43,9 +43,9 @@ from frontmcp_py.policy import (
     names_options,
     parse_duration,
 )
-from frontmcp_py.scheduler import Pool, Ticket
+from frontmcp_py.scheduler import Pool, Slot, Ticket
 from frontmcp_py.signal import AbortSignal
-from frontmcp_py.storage import Claim, MemoryStorage, RateRefusal, Verdict
+from frontmcp_py.storage import Claim, MemoryStorage, RateRefusal, Storage, Verdict
 
 from .bodies import body_of
 from .deadline import Deadlines
@@ -54,7 +54,9 @@ from .health import Health, is_stuck, judge
 from .plan import Limits, Needs, Plan, Plans
 from .rates import too_often
 from .run import Ending, Run
+from .shared import Shared
 from .slots import Slots
+from .stores import storage_from
 from .threads import in_thread
 
 __all__ = ["Counts", "Guard", "Health", "KeyUse", "Limits", "Plan", "Run", "Statistics"]
@@ -83,6 +85,10 @@ class Guard:
         shutdown_grace: How long running work may take to end when the last user of the guard leaves, 0 to
             600 seconds.
         clock: Tells the time.
+        production: Whether calls are refused while the store cannot be reached, if the throttle's `fallback`
+            does not say; else this instance counts alone meanwhile.
+        storage: The store that several instances share; the one that the throttle's `storage` names, if this is
+            left out.
 
     Raises:
         ConfigurationError: A value is not allowed.
@@ -104,8 +110,10 @@ class Guard:
         worker_threads: int = DEFAULT_WORKER_THREADS,
         shutdown_grace: Duration = DEFAULT_SHUTDOWN_GRACE,
         clock: Clock | None = None,
+        production: bool = False,
+        storage: Storage | None = None,
     ) -> None:
-        self.throttle: Throttle | None = _enforceable(Throttle.of(throttle, "Guard.throttle"))
+        self.throttle: Throttle | None = Throttle.of(throttle, "Guard.throttle")
         throttle = self.throttle
         check_count(worker_threads, "Guard.worker_threads", *WORKER_THREADS_RANGE)
         low, high = SHUTDOWN_GRACE_RANGE
@@ -125,6 +133,8 @@ class Guard:
         self._slots = Slots(
             self._storage, None if self._observes else admission, self._admission, self._threads, admission
         )
+        self._shared = self._share(throttle or Throttle(), storage, production)
+        self._slots.elsewhere = self._shared
         self._plans = Plans(throttle, self._storage.counts, self._scheduler, self._admission, self._threads)
         self._bound: dict[tuple[str, Policy], Plan] = {}
         self._rows: dict[str, Row] = {}
@@ -174,6 +184,8 @@ class Guard:
 
     async def __aenter__(self) -> Guard:
         deadlines = self.attach()
+        if self._shared is not None:
+            await self._shared.open()
         self._users += 1
         if self._drained is None:
             # Work that has its grace since the last user left goes on: nobody is leaving any more.
@@ -194,6 +206,9 @@ class Guard:
                 await self._drained.wait()
         elif not self._users:
             await self._close(deadlines)
+        if self._shared is not None and not self._users:
+            with anyio.CancelScope(shield=True):
+                await self._shared.close()
 
     def statistics(self) -> Statistics:
         """What the guard is doing and has done, as a frozen snapshot."""
@@ -201,7 +216,8 @@ class Guard:
         return Statistics(
             active=len(running) + self._slots.called,
             abandoned=sum(run.is_answered for run in running),
-            waiting=self._scheduler.waiting,
+            waiting=self._slots.waiting,
+            asking=self._slots.asking,
             places=self._admission.held if self._admission else 0,
             counts=total(self._rows.values()).freeze(),
             tools=MappingProxyType({tool: row.freeze() for tool, row in self._rows.items()}),
@@ -213,10 +229,12 @@ class Guard:
             oldest_running_s=self._deadlines.oldest_s if self._deadlines else 0.0,
             keys=MappingProxyType(
                 {
-                    key: KeyUse(slot.capacity, slot.held, slot.waiting, slot.peak)
+                    key: KeyUse(slot.capacity, slot.held, self._waiting_for(slot), slot.peak)
                     for key, slot in self._plans.keys().items()
                 }
             ),
+            storage=None if self._shared is None else "up" if self._shared.is_up else "down",
+            outages=self._shared.outages if self._shared else 0,
         )
 
     def health(self) -> Health:
@@ -224,7 +242,7 @@ class Guard:
         places = self._admission
         return judge(
             active=(len(self._deadlines.running) if self._deadlines else 0) + self._slots.called,
-            waiting=self._scheduler.waiting,
+            waiting=self._slots.waiting,
             places=places.held if places else 0,
             abandoned_places=self._abandoned_places,
             admission=self.admission,
@@ -232,6 +250,8 @@ class Guard:
             is_draining=self._draining,
             is_enforced=self._enforces,
             is_observed=self._observes,
+            is_store_down=self._shared is not None and not self._shared.is_up,
+            is_store_needed=self._shared is not None and not self._shared.fallback,
         )
 
     async def drain(self) -> None:
@@ -268,6 +288,8 @@ class Guard:
         Raises:
             ConfigurationError: Tools that share a slot disagree about it, or a wait would have no end.
         """
+        if self._shared is not None:
+            self._shared.check(tool, self.limits_of(policy))
         if policy.on_cancel is not UNSET:
             cancels = policy.on_cancel == "cancel"
         row = self._rows.get(tool) or Row()
@@ -337,6 +359,8 @@ class Guard:
         deadlines = self.attach()
         run = self._ask(plan if parent is None else plan.nested, call, body, signal, parent)
         if signal is None:
+            if run.stake is not None:
+                return await self._call_shared(deadlines, run, inline=inline)
             if run.turn is not None:
                 await self._slots.turn(run)
             result: ResultT
@@ -347,12 +371,29 @@ class Guard:
             return result
         forget = signal.add_callback(lambda: self._signalled(run))
         try:
+            if run.stake is not None:
+                return await self._call_shared(deadlines, run, inline=False)
             if run.turn is not None:
                 await self._slots.turn(run)
             result = await deadlines.in_own_task(run)
             return result
         finally:
             forget()
+
+    async def _call_shared(self, deadlines: Deadlines, run: Run, *, inline: bool) -> Any:
+        """The rest of a call that the store has a say in."""
+        assert self._shared is not None
+        await self._shared.start(run)
+        try:
+            if inline and run.plan.timeout_s is None:
+                result = await deadlines.in_callers_task(run)
+            else:
+                result = await deadlines.in_own_task(run)
+        except Exception:
+            await self._shared.given_back(run)
+            raise
+        await self._shared.given_back(run)
+        return result
 
     async def in_thread(self, run: Run, work: Callable[[], ResultT]) -> ResultT:
         """Run a `def` body in the worker thread that its call has a place for."""
@@ -393,11 +434,16 @@ class Guard:
                 raise Cancelled(plan.tool)
             rates, slots = plan.everybody or self._needs(plan, call)
             run = Run(plan, call, body, rates, slots, parent)
+            if self._shared is not None:
+                self._shared.split(run, observed=self._observes)
             if self._observes:
                 self._observe(run)
             verdict = self._storage.take(run)
             if verdict is Verdict.TAKEN:
-                row.started += 1
+                if run.stake is None or run.stake.is_alone:
+                    row.started += 1
+                else:
+                    self._slots.ask(run)
             elif isinstance(verdict, RateRefusal):
                 self._storage.refuse(run)
                 raise too_often(plan.tool, verdict)
@@ -465,7 +511,28 @@ class Guard:
         self._drained = None
         self._deadlines = Deadlines(loop, self._give_back, self._shutting_down, self._abandoned)
         self._slots.attach(loop)
+        if self._shared is not None:
+            self._shared.attach(loop)
         return self._deadlines
+
+    def _share(self, throttle: Throttle, storage: Storage | None, production: bool) -> Shared | None:
+        """The store that instances share, if there is one and limits are on."""
+        if storage is None and throttle.storage is not None:
+            storage = storage_from(throttle)
+        if storage is None or not self._enforces:
+            return None
+        fallback = throttle.fallback or ("error" if production else "memory")
+        return Shared(
+            storage,
+            self._storage,
+            self._slots,
+            budget=throttle.storage_timeout,
+            lease=throttle.lease,
+            fallback=fallback == "memory",
+        )
+
+    def _waiting_for(self, slot: Slot) -> int:
+        return slot.waiting + (self._shared.waiting_for(slot) if self._shared else 0)
 
     def _bind_anew(self, tool: str, policy: Policy) -> Plan:
         plan = self.bind(tool, policy)
@@ -479,6 +546,8 @@ class Guard:
         self._storage.release(run)
         if run.shadow is not None:
             self._storage.release(run.shadow)
+        if run.stake is not None and self._shared is not None:
+            self._shared.give_back(run)
         if run.is_abandoned and run.parent is None and self._admission is not None:
             self._abandoned_places -= 1
             # It is said again only after half of that work has really ended.
@@ -545,6 +614,8 @@ class Guard:
                     _why_it_runs(run),
                 )
             self._peak_active = max(self._peak_active, self._deadlines.peak_active)
+            if self._shared is not None:
+                self._shared.detach()
             self._slots.detach()
             self._deadlines.close()
         self._loop = self._deadlines = None
@@ -554,12 +625,3 @@ def _why_it_runs(run: Run) -> str:
     if run.threads:
         return "its worker thread hangs"
     return "it ignores its cancellation" if run.was_cancelled else "it had no time to end"
-
-
-def _enforceable(throttle: Throttle | None) -> Throttle | None:
-    """A throttle without what this version cannot do: counts must not silently stay apart."""
-    if throttle is not None and throttle.storage is not None:
-        raise ConfigurationError(
-            "Throttle.storage: this version counts in the process only; leave it out (None)"
-        )
-    return throttle

@@ -2,7 +2,7 @@
 
 The counters add up at every moment:
 
-    submitted = rejected + cancelled_waiting + started + waiting
+    submitted = rejected + cancelled_waiting + started + waiting + asking
     started   = completed + failed + timed_out + cancelled + running
     accepted  = submitted - refused on arrival
 """
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 
 class Row:
@@ -99,9 +100,9 @@ class KeyUse:
 
     Attributes:
         limit: How many calls may hold it at once.
-        active: How many do.
-        waiting: How many stand in its line.
-        peak: The most that held it at once.
+        active: How many calls of this instance do.
+        waiting: How many of them stand in its line.
+        peak: The most of them that held it at once.
     """
 
     limit: int
@@ -118,6 +119,7 @@ class Statistics:
         active: Calls whose work has not ended: running and abandoned ones.
         abandoned: Answered already, but their work goes on.
         waiting: Calls in the queue.
+        asking: Calls that have a place and await the answer of the store that instances share.
         places: Places taken in admission; nested calls take none, so it may be less than `active`.
         counts: All calls.
         tools: The calls of each tool; `unknown` counts are apart.
@@ -128,11 +130,14 @@ class Statistics:
         abandoned_places: Places in admission that abandoned calls keep.
         oldest_running_s: Seconds since the oldest of the active calls started; 0 when there is none.
         keys: Slots that tools share by a key, where everybody shares one.
+        storage: Whether the store that instances share answers; `None`: there is none.
+        outages: How often it has stopped answering.
     """
 
     active: int
     abandoned: int
     waiting: int
+    asking: int
     places: int
     counts: Counts
     tools: Mapping[str, Counts]
@@ -144,6 +149,8 @@ class Statistics:
     # Time goes by while nothing happens.
     oldest_running_s: float = field(compare=False)
     keys: Mapping[str, KeyUse]
+    storage: Literal["up", "down"] | None
+    outages: int
 
     @property
     def running(self) -> int:

@@ -7,11 +7,12 @@ from typing import Literal, TypeAlias
 
 from frontmcp_py.policy import Admission
 
-Status: TypeAlias = Literal["draining", "overloaded", "stuck", "unguarded", "busy", "ready"]
+Status: TypeAlias = Literal["draining", "overloaded", "stuck", "degraded", "unguarded", "busy", "ready"]
 """What holds for a server; of several the first one in this order.
 
 `draining`: it is shutting down. `overloaded`: another call would be refused. `stuck`: half of its places are
-taken by work whose callers were answered long ago. `unguarded`: the throttle is switched off. `busy`: calls
+taken by work whose callers were answered long ago. `degraded`: the store that instances share does not answer.
+`unguarded`: the throttle is switched off. `busy`: calls
 wait. `ready`: none of these.
 """
 
@@ -53,6 +54,8 @@ def judge(
     is_draining: bool,
     is_enforced: bool,
     is_observed: bool,
+    is_store_down: bool,
+    is_store_needed: bool,
 ) -> Health:
     """The health of a server.
 
@@ -66,6 +69,8 @@ def judge(
         is_draining: Whether it takes no calls any more.
         is_enforced: Whether the throttle is on.
         is_observed: Whether it only counts what would have been refused; then nobody ever is.
+        is_store_down: Whether the store that instances share does not answer.
+        is_store_needed: Whether calls are refused then.
     """
     refuses = False
     if admission is not None and not is_observed:
@@ -78,8 +83,11 @@ def judge(
         status = "overloaded"
     elif is_stuck(abandoned_places, admission):
         status = "stuck"
+    elif is_store_down:
+        status = "degraded"
     elif not is_enforced:
         status = "unguarded"
     elif waiting:
         status = "busy"
-    return Health(status, not is_draining and not refuses, active, waiting, places, admission)
+    lacks_store = is_store_down and is_store_needed and not is_observed
+    return Health(status, not (is_draining or refuses or lacks_store), active, waiting, places, admission)

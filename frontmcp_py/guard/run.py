@@ -38,6 +38,60 @@ class Ending(IntEnum):
     SHUTDOWN = 3
 
 
+class Stake:
+    """What a call wants of a store that several instances share, and where it stands there.
+
+    Attributes:
+        lease: What the store knows the call by.
+        rates: The rate limits, and the keys it is counted under.
+        slots: The slots, as this instance counts them.
+        attempt: How often the store was asked under this lease.
+        number: Its place in the order of arrival there; 0: it has none yet.
+        is_alone: Whether this instance's own counts decide, because the store is away.
+        is_known: Whether the store may know something of the call.
+        is_held: Whether it has started there.
+        is_overdue: Whether its time to wait ended while it asked.
+        is_observed: Whether it passes whatever the store says.
+        confirmed_at: When the store last confirmed its lease, by the loop's clock.
+        released: The release, once it is under way.
+    """
+
+    __slots__ = (
+        "attempt",
+        "confirmed_at",
+        "is_alone",
+        "is_held",
+        "is_known",
+        "is_observed",
+        "is_overdue",
+        "lease",
+        "number",
+        "rates",
+        "released",
+        "slots",
+    )
+
+    def __init__(
+        self, lease: str, rates: Sequence[tuple[RateRule, str]], slots: tuple[Slot, ...], *, is_observed: bool
+    ) -> None:
+        self.rates: Sequence[tuple[RateRule, str]] = rates
+        self.slots: tuple[Slot, ...] = slots
+        self.is_alone: bool = False
+        self.is_held: bool = False
+        self.is_observed: bool = is_observed
+        self.is_overdue: bool = False
+        self.confirmed_at: float = 0.0
+        self.released: asyncio.Task[None] | None = None
+        self.rename(lease)
+
+    def rename(self, lease: str) -> None:
+        """Be known by another lease, of which the store knows nothing yet."""
+        self.lease: str = lease
+        self.attempt: int = 0
+        self.number: int = 0
+        self.is_known: bool = False
+
+
 class Run(Claim):
     """A call under the guard: its claim, its body, its signal, its one answer.
 
@@ -58,6 +112,7 @@ class Run(Claim):
         is_abandoned: Whether its work went on after it was answered, or still does.
         began_at: When it started, by the loop's clock.
         shadow: In `observe` mode, what it would hold.
+        stake: What it wants of a store, if there is one.
     """
 
     __slots__ = (
@@ -76,6 +131,7 @@ class Run(Claim):
         "questions",
         "reason",
         "shadow",
+        "stake",
         "task",
         "threads",
         "time_left",
@@ -117,6 +173,7 @@ class Run(Claim):
         self.is_abandoned: bool = False
         self.began_at: float = 0.0
         self.shadow: Claim | None = None
+        self.stake: Stake | None = None
         self._signal: AbortSignal | None = None
         self.reason: Exception | None = None
         self.questions: int = 0

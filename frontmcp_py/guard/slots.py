@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from typing import NoReturn, Protocol
 
 from frontmcp_py.errors import Cancelled, ConcurrencyLimit, GuardError, Overloaded, QueueTimeout
 from frontmcp_py.policy import DEFAULT_QUEUE_TIMEOUT, Admission
@@ -23,8 +24,24 @@ from .timers import Timers
 logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
 
+class Elsewhere(Protocol):
+    """Lines that calls stand in elsewhere, in a store that several instances share."""
+
+    @property
+    def in_line(self) -> int:
+        """How many calls of this instance stand in them."""
+        ...
+
+    def withdraw(self, run: Run) -> None:
+        """The call does not begin after all."""
+        ...
+
+
 class Slots:
     """Lets calls wait for their turn, and lets the next ones start whenever something frees.
+
+    A call that waits is in the scheduler's queue or in line elsewhere. One whose places here are taken while it
+    asks for what is shared is `asking`.
 
     Args:
         storage: Decides who may start.
@@ -55,6 +72,8 @@ class Slots:
         self._waiting: dict[Run, float] = {}
         # Whose turn has come, while their callers have not been back yet to begin.
         self._called: dict[Run, None] = {}
+        self._asking: dict[Run, None] = {}
+        self.elsewhere: Elsewhere | None = None
         self.peak_waiting: int = 0
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -64,7 +83,7 @@ class Slots:
 
     def detach(self) -> None:
         """The loop is gone, and with it everybody who waited on it."""
-        for run in [*self._waiting, *self._called]:
+        for run in self._everybody():
             self._leave(run)
             run.reason = Cancelled(run.plan.tool)
             run.plan.row.cancelled_waiting += 1
@@ -78,25 +97,125 @@ class Slots:
         """Calls that hold their places, while their callers have not been back yet to begin."""
         return len(self._called)
 
+    @property
+    def asking(self) -> int:
+        """Calls that hold places here while they ask for what is shared."""
+        return len(self._asking)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait, here or elsewhere."""
+        return self._scheduler.waiting + (self.elsewhere.in_line if self.elsewhere is not None else 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more calls may wait."""
+        return self._admission is not None and self.waiting >= self._admission.max_queued
+
     def queue(self, run: Run) -> None:
         """A call that cannot start joins the queue.
 
         Raises:
             GuardError: It may not wait.
         """
-        assert self._loop is not None and self._timers is not None
-        limits, pools = self._obstacles(run, run)
-        refusal = self._refusal_on_arrival(run, limits, pools)
-        if refusal is not None:
-            self._storage.refuse(run)
-            self._release_shadow(run)
-            raise refusal
-        seconds, run.waits_on = self._patience(run, limits)
-        run.turn = self._loop.create_future()
+        if run not in self._waiting:
+            limits, pools = self._obstacles(run, run)
+            refusal = self._refusal_on_arrival(run, limits, pools)
+            if refusal is not None:
+                self._storage.refuse(run)
+                self._release_shadow(run)
+                raise refusal
+            self._set_patience(run, limits)
         self._storage.wait(run)
-        self._waiting[run] = seconds
-        self._timers.set(seconds, run)
-        self.peak_waiting = max(self.peak_waiting, self._scheduler.waiting)
+        self._expect_turn(run)
+
+    # -- calls that ask for what is shared ------------------------------------------------------
+
+    def ask(self, run: Run) -> None:
+        """A call holds its places here, and asks for the rest."""
+        self._asking[run] = None
+        if run.turn is not None and not run.turn.done():
+            run.turn.set_result(None)
+
+    def begin(self, run: Run) -> None:
+        """A call that asked has started."""
+        del self._asking[run]
+        self._forget(run)
+        run.plan.row.started += 1
+
+    def call(self, run: Run) -> None:
+        """A call that waited has started; its caller comes back to begin."""
+        assert run.turn is not None
+        self._forget(run)
+        self._called[run] = None
+        run.plan.row.started += 1
+        if not run.turn.done():
+            run.turn.set_result(None)
+
+    def stand(self, run: Run, limits: Sequence[tuple[BoundSlot, Slot]]) -> None:
+        """A call that asked stands in line elsewhere, and holds nothing here.
+
+        Args:
+            run: The call.
+            limits: Its limits without room, and their slots.
+
+        Raises:
+            GuardError: It may not wait.
+        """
+        del self._asking[run]
+        if run not in self._waiting:
+            # It is in line already, and counted there.
+            admission = self._admission
+            if admission is not None and self.waiting > admission.max_queued:
+                error = self.overloaded(run)
+                self._say_full(error, admission)
+                self.turn_away(run, error)
+            self._set_patience(run, limits)
+        elif run.stake is not None and run.stake.is_overdue:
+            self.turn_away(run, self._too_late(run))
+        self._expect_turn(run)
+
+    def queue_again(self, run: Run) -> None:
+        """A call that asked cannot start, and joins the queue here.
+
+        Raises:
+            GuardError: It may not wait.
+        """
+        del self._asking[run]
+        if run.stake is not None and run.stake.is_overdue:
+            self.turn_away(run, self._too_late(run))
+        try:
+            self.queue(run)
+        except GuardError as error:
+            self.turn_away(run, error)
+        self.advance()
+
+    def turn_away(self, run: Run, error: GuardError) -> NoReturn:
+        """A call that asked is refused.
+
+        Raises:
+            GuardError: The refusal.
+        """
+        row = run.plan.row
+        row.rejected[error.code] += 1
+        if run not in self._waiting:
+            row.refused_on_arrival += 1
+        self._leave(run)
+        self.advance()
+        raise error
+
+    def refuse(self, run: Run, error: GuardError) -> None:
+        """A call that waits is refused."""
+        self._dismiss(run, error)
+        run.plan.row.rejected[error.code] += 1
+
+    def has_patience(self, run: Run) -> bool:
+        """Whether it is settled how long the call may wait, because it has waited."""
+        return run in self._waiting
+
+    def waiting_here(self) -> list[Run]:
+        """The calls in the scheduler's queue, in order of arrival."""
+        return sorted((run for run in self._waiting if run.is_waiting), key=lambda run: run.seq)
 
     def would_refuse(self, run: Run, shadow: Claim) -> str | None:
         """In `observe` mode: the code the call would have been refused with; `None`: it would have waited."""
@@ -120,7 +239,7 @@ class Slots:
         except BaseException:
             # Who was refused in this very turn of the loop has left already.
             if run.reason is None:
-                self._give_up(run)
+                self.give_up(run)
             raise
         if run.reason is not None:
             raise run.reason
@@ -132,7 +251,7 @@ class Slots:
         Returns:
             Whether it has not begun.
         """
-        if not run.is_waiting and run not in self._called:
+        if run not in self._waiting and run not in self._called and run not in self._asking:
             return False
         self._dismiss(run, Cancelled(run.plan.tool))
         run.plan.row.cancelled_waiting += 1
@@ -141,10 +260,10 @@ class Slots:
 
     def refuse_everybody(self) -> None:
         """The server stops: whoever has not begun does not wait any longer, nested calls excepted."""
-        for run in [*self._waiting, *self._called]:
+        for run in self._everybody():
             # A running call may need what it calls to come to its end; its own end cancels that wait.
             if run.parent is None:
-                self._refuse(run, self.overloaded(run, shutting_down=True))
+                self.refuse(run, self.overloaded(run, shutting_down=True))
 
     def advance(self) -> None:
         """Let everybody start whose turn has come."""
@@ -153,12 +272,11 @@ class Slots:
         for claim, refusal in self._storage.turns():
             assert isinstance(claim, Run) and claim.turn is not None
             if refusal is not None:
-                self._refuse(claim, too_often(claim.plan.tool, refusal))
+                self.refuse(claim, too_often(claim.plan.tool, refusal))
+            elif claim.stake is not None and not claim.stake.is_alone:
+                self.ask(claim)
             else:
-                self._forget(claim)
-                self._called[claim] = None
-                claim.plan.row.started += 1
-                claim.turn.set_result(None)
+                self.call(claim)
 
     def overloaded(
         self,
@@ -173,7 +291,7 @@ class Slots:
         return Overloaded(
             running=places.held,
             # Whoever is refused after a wait does not count among those who wait.
-            waiting=self._scheduler.waiting - run.is_waiting,
+            waiting=self.waiting - (run in self._waiting and run not in self._asking),
             waited_ms=waited_ms,
             shutting_down=shutting_down,
             tool=run.plan.tool,
@@ -204,11 +322,26 @@ class Slots:
             if parent is not None and parent.holds(pool):
                 return ConcurrencyLimit(tool, pool.capacity, "admission", waits_for_itself=True)
         admission = self._admission
-        if admission is not None and self._scheduler.waiting >= admission.max_queued:
+        if admission is not None and self.is_full:
             error = self.overloaded(run, pools)
             self._say_full(error, admission)
             return error
         return None
+
+    def _set_patience(self, run: Run, limits: Sequence[tuple[BoundSlot, Slot]]) -> None:
+        assert self._timers is not None
+        seconds, run.waits_on = self._patience(run, limits)
+        self._waiting[run] = seconds
+        self._timers.set(seconds, run)
+
+    def _expect_turn(self, run: Run) -> None:
+        assert self._loop is not None
+        run.turn = self._loop.create_future()
+        self.peak_waiting = max(self.peak_waiting, self.waiting)
+
+    def _everybody(self) -> list[Run]:
+        """The calls that have not begun."""
+        return list(dict.fromkeys([*self._waiting, *self._called, *self._asking]))
 
     def _patience(self, run: Run, limits: Sequence[tuple[BoundSlot, Slot]]) -> tuple[float, BoundSlot | None]:
         """How many seconds the call may wait, and which limit says so (`None`: admission)."""
@@ -223,36 +356,37 @@ class Slots:
         return shortest, by
 
     def _overdue(self, run: Run) -> None:
-        if not run.is_waiting:
+        if run in self._asking:
+            # The answer may be that it starts; if not, it does not wait any more.
+            if run.stake is not None:
+                run.stake.is_overdue = True
             return
+        if run not in self._waiting:
+            return
+        self.refuse(run, self._too_late(run))
+        self.advance()
+
+    def _too_late(self, run: Run) -> GuardError:
         waited_ms = self._waiting[run] * 1000
         limit = run.waits_on
         if limit is None:
             _, pools = self._scheduler.obstacles(run)
-            error: GuardError = self.overloaded(run, pools, waited_ms=waited_ms)
-        else:
-            error = QueueTimeout(
-                run.plan.tool, waited_ms=waited_ms, limit=limit.limit.max_concurrent, scope=limit.scope
-            )
-        self._refuse(run, error)
-        self.advance()
+            return self.overloaded(run, pools, waited_ms=waited_ms)
+        return QueueTimeout(
+            run.plan.tool, waited_ms=waited_ms, limit=limit.limit.max_concurrent, scope=limit.scope
+        )
 
-    def _give_up(self, run: Run) -> None:
-        """The caller has gone."""
+    def give_up(self, run: Run) -> None:
+        """The caller of a call that has not begun has gone."""
         self._leave(run)
         run.plan.row.cancelled_waiting += 1
         self.advance()
 
-    def _refuse(self, run: Run, error: GuardError) -> None:
-        self._dismiss(run, error)
-        run.plan.row.rejected[error.code] += 1
-
     def _dismiss(self, run: Run, error: GuardError) -> None:
         """The wait ends with an error, unless its caller has gone in this very turn of the loop."""
-        assert run.turn is not None
         self._leave(run)
         run.reason = error
-        if not run.turn.done():
+        if run.turn is not None and not run.turn.done():
             run.turn.set_result(None)
 
     def _leave(self, run: Run) -> None:
@@ -261,6 +395,11 @@ class Slots:
             del self._called[run]
             self._storage.undo(run)
             run.plan.row.started -= 1
+        if run.stake is not None:
+            self._asking.pop(run, None)
+            self._storage.release(run)
+            if self.elsewhere is not None:
+                self.elsewhere.withdraw(run)
         self._storage.leave(run)
         self._release_shadow(run)
         self._forget(run)

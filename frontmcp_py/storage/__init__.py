@@ -13,6 +13,7 @@ from .base import (
     StorageUnavailable,
     TooOften,
     Turn,
+    Void,
 )
 from .claim import Claim, RateRefusal, RateRule, Verdict, Windows
 from .memory import MemoryStorage, WindowCounts
@@ -35,6 +36,7 @@ __all__ = [
     "TooOften",
     "Turn",
     "Verdict",
+    "Void",
     "WindowCounts",
     "Windows",
 ]

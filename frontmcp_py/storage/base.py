@@ -130,7 +130,12 @@ class TooOften:
     wait_us: int
 
 
-Answer: TypeAlias = Started | Queued | NoSlot | TooOften
+@dataclass(frozen=True, slots=True)
+class Void:
+    """The question came after its call was given up, or after a newer question of it; it has changed nothing."""
+
+
+Answer: TypeAlias = Started | Queued | NoSlot | TooOften | Void
 
 
 @dataclass(frozen=True, slots=True)

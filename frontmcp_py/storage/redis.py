@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from frontmcp_py.errors import ConfigurationError
 
-from .base import Answer, Ask, NoSlot, Queued, Renewed, Started, StorageUnavailable, TooOften, Turn
+from .base import Answer, Ask, NoSlot, Queued, Renewed, Started, StorageUnavailable, TooOften, Turn, Void
 from .redis_address import RedisAddress
 
 OLDEST_REDIS: Final = (6, 2)
@@ -79,6 +79,7 @@ class RedisStorage:
         self._connections = connections
         self._now_us = now_us
         self._client: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def shares_slots(self) -> bool:
@@ -154,7 +155,7 @@ class RedisStorage:
             case b"often":
                 return TooOften(numbers[0], numbers[1])
             case _:
-                raise StorageUnavailable(f"the call {ask.lease} was given up before it asked")
+                return Void()
 
     async def pass_on(self, lease: str, attempt: int) -> Sequence[Turn]:
         """A turn that has come cannot be used now: uncounted, it goes to the next in line."""
@@ -171,7 +172,7 @@ class RedisStorage:
 
     async def listen(self, hear: Callable[[Turn], None], ready: Callable[[], None]) -> None:
         """Pass on what the store tells this instance, until cancelled."""
-        listener = self._address.listener(self._connected(), self._timeout)
+        listener = self._address.listener(self._timeout, self._base)
         try:
             async with listener.pubsub() as subscription:
                 await subscription.subscribe(self._channel)
@@ -189,8 +190,10 @@ class RedisStorage:
     # -- parts ---------------------------------------------------------------------------------
 
     def _connected(self) -> Any:
-        if self._client is None:
-            self._client = self._address.client(self._timeout, self._connections)
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            # Connections belong to a loop; those of one that has ended cannot be closed any more.
+            self._client, self._loop = self._address.client(self._timeout, self._connections, self._base), loop
         return self._client
 
     async def _run(self, name: str, *arguments: str | int) -> Any:

@@ -53,6 +53,6 @@ for i = 5 + holders, #ARGV do
 end
 
 for key in pairs(renewed) do redis.call('PEXPIRE', key, lease_ms) end
-if #ARGV > 4 + holders then redis.call('PEXPIRE', base .. ':number', lease_ms) end
+redis.call('PEXPIRE', base .. ':number', lease_ms)
 advance(stirred)
 return { turns, lost, strayed }

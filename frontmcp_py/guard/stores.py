@@ -1,0 +1,31 @@
+"""Which store? From a storage URI to what speaks with it; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from frontmcp_py.errors import ConfigurationError
+from frontmcp_py.policy import Throttle
+from frontmcp_py.storage import Storage
+
+
+def storage_from(throttle: Throttle) -> Storage:
+    """The store that a throttle names.
+
+    Raises:
+        ConfigurationError: The URI is not allowed, or what speaks with such a store is not installed.
+    """
+    uri = throttle.storage
+    assert uri is not None
+    scheme = uri.partition("://")[0].partition("+")[0]
+    if scheme in ("redis", "rediss", "valkey", "valkeys"):
+        try:
+            from frontmcp_py.storage.redis import RedisStorage
+        except ImportError as error:
+            raise ConfigurationError(
+                "Throttle.storage: a Redis or Valkey needs the package redis; install frontmcp-py[redis]"
+            ) from error
+        return RedisStorage(
+            uri, prefix=throttle.key_prefix, lease=throttle.lease, timeout=throttle.storage_timeout
+        )
+    from frontmcp_py.storage.limits_bridge import LimitsStorage
+
+    return LimitsStorage(uri, prefix=throttle.key_prefix, timeout=throttle.storage_timeout)
