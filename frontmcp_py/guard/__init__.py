@@ -20,7 +20,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import anyio
 
@@ -56,7 +56,7 @@ from .rates import too_often
 from .run import Ending, Run
 from .shared import Shared
 from .slots import Slots
-from .stores import storage_from
+from .stores import check_countable, storage_from
 from .threads import in_thread
 
 __all__ = ["Counts", "Guard", "Health", "KeyUse", "Limits", "Plan", "Run", "Statistics"]
@@ -87,8 +87,7 @@ class Guard:
         clock: Tells the time.
         production: Whether calls are refused while the store cannot be reached, if the throttle's `fallback`
             does not say; else this instance counts alone meanwhile.
-        storage: The store that several instances share; the one that the throttle's `storage` names, if this is
-            left out.
+        storage: The store that instances share, instead of the one that the throttle's `storage` names.
 
     Raises:
         ConfigurationError: A value is not allowed.
@@ -133,8 +132,11 @@ class Guard:
         self._slots = Slots(
             self._storage, None if self._observes else admission, self._admission, self._threads, admission
         )
-        self._shared = self._share(throttle or Throttle(), storage, production)
-        self._slots.elsewhere = self._shared
+        self._store = (storage or storage_from(throttle or Throttle())) if self._enforces else None
+        fallback = throttle.fallback if throttle is not None else None
+        self._fallback = fallback == "memory" or (fallback is None and not production)
+        self._shared: Shared | None = None
+        self._outages = 0
         self._plans = Plans(throttle, self._storage.counts, self._scheduler, self._admission, self._threads)
         self._bound: dict[tuple[str, Policy], Plan] = {}
         self._rows: dict[str, Row] = {}
@@ -233,8 +235,8 @@ class Guard:
                     for key, slot in self._plans.keys().items()
                 }
             ),
-            storage=None if self._shared is None else "up" if self._shared.is_up else "down",
-            outages=self._shared.outages if self._shared else 0,
+            storage=None if self._store is None else "down" if self._is_store_down else "up",
+            outages=self._outages + (self._shared.outages if self._shared else 0),
         )
 
     def health(self) -> Health:
@@ -250,8 +252,8 @@ class Guard:
             is_draining=self._draining,
             is_enforced=self._enforces,
             is_observed=self._observes,
-            is_store_down=self._shared is not None and not self._shared.is_up,
-            is_store_needed=self._shared is not None and not self._shared.fallback,
+            is_store_down=self._is_store_down,
+            is_store_needed=not self._fallback,
         )
 
     async def drain(self) -> None:
@@ -288,8 +290,8 @@ class Guard:
         Raises:
             ConfigurationError: Tools that share a slot disagree about it, or a wait would have no end.
         """
-        if self._shared is not None:
-            self._shared.check(tool, self.limits_of(policy))
+        if self._store is not None:
+            check_countable(self._store, tool, self.limits_of(policy))
         if policy.on_cancel is not UNSET:
             cancels = policy.on_cancel == "cancel"
         row = self._rows.get(tool) or Row()
@@ -360,7 +362,7 @@ class Guard:
         run = self._ask(plan if parent is None else plan.nested, call, body, signal, parent)
         if signal is None:
             if run.stake is not None:
-                return await self._call_shared(deadlines, run, inline=inline)
+                return cast("ResultT", await self._call_shared(deadlines, run, inline=inline))
             if run.turn is not None:
                 await self._slots.turn(run)
             result: ResultT
@@ -372,7 +374,7 @@ class Guard:
         forget = signal.add_callback(lambda: self._signalled(run))
         try:
             if run.stake is not None:
-                return await self._call_shared(deadlines, run, inline=False)
+                return cast("ResultT", await self._call_shared(deadlines, run, inline=False))
             if run.turn is not None:
                 await self._slots.turn(run)
             result = await deadlines.in_own_task(run)
@@ -511,25 +513,22 @@ class Guard:
         self._drained = None
         self._deadlines = Deadlines(loop, self._give_back, self._shutting_down, self._abandoned)
         self._slots.attach(loop)
-        if self._shared is not None:
-            self._shared.attach(loop)
+        if self._store is not None:
+            throttle = self.throttle or Throttle()
+            self._shared = self._slots.elsewhere = Shared(
+                loop,
+                self._store,
+                self._storage,
+                self._slots,
+                budget=throttle.storage_timeout,
+                lease=throttle.lease,
+                fallback=self._fallback,
+            )
         return self._deadlines
 
-    def _share(self, throttle: Throttle, storage: Storage | None, production: bool) -> Shared | None:
-        """The store that instances share, if there is one and limits are on."""
-        if storage is None and throttle.storage is not None:
-            storage = storage_from(throttle)
-        if storage is None or not self._enforces:
-            return None
-        fallback = throttle.fallback or ("error" if production else "memory")
-        return Shared(
-            storage,
-            self._storage,
-            self._slots,
-            budget=throttle.storage_timeout,
-            lease=throttle.lease,
-            fallback=fallback == "memory",
-        )
+    @property
+    def _is_store_down(self) -> bool:
+        return self._shared is not None and not self._shared.is_up
 
     def _waiting_for(self, slot: Slot) -> int:
         return slot.waiting + (self._shared.waiting_for(slot) if self._shared else 0)
@@ -615,7 +614,9 @@ class Guard:
                 )
             self._peak_active = max(self._peak_active, self._deadlines.peak_active)
             if self._shared is not None:
+                self._outages += self._shared.outages
                 self._shared.detach()
+                self._shared = self._slots.elsewhere = None
             self._slots.detach()
             self._deadlines.close()
         self._loop = self._deadlines = None

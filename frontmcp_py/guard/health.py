@@ -11,8 +11,8 @@ Status: TypeAlias = Literal["draining", "overloaded", "stuck", "degraded", "ungu
 """What holds for a server; of several the first one in this order.
 
 `draining`: it is shutting down. `overloaded`: another call would be refused. `stuck`: half of its places are
-taken by work whose callers were answered long ago. `degraded`: the store that instances share does not answer.
-`unguarded`: the throttle is switched off. `busy`: calls
+taken by work whose callers were answered long ago. `degraded`: the store that instances share does not
+answer. `unguarded`: the throttle is switched off. `busy`: calls
 wait. `ready`: none of these.
 """
 

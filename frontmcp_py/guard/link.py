@@ -1,4 +1,4 @@
-"""Does the store answer? Every question to it has a time budget, and an outage is noticed, probed and told once."""
+"""Does the store answer? Every question to it has a time budget, and an outage is told once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
 T = TypeVar("T")
 
-# A timer that fires so many seconds late means that this process stood still, and the answer may be there already.
+# A timer that fires so many seconds late means that this process stood still: the answer may be there.
 _LATE: Final = 0.05
 
 
@@ -28,6 +28,7 @@ class Link:
         down: Called when the store stops answering.
 
     Attributes:
+        longest: Seconds after which every question has been answered or given up.
         is_up: Whether the store answered the last question.
         outages: How often it has stopped answering.
     """
@@ -46,6 +47,7 @@ class Link:
         self._without = without
         self._down = down
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.longest: float = 2 * budget
         self.is_up: bool = True
         self.outages: int = 0
 
@@ -109,7 +111,8 @@ class Link:
             return
         self.is_up = False
         self.outages += 1
-        logger.warning("the store of the limits does not answer: %s: %s; %s", self._where, error, self._without)
+        why = str(error).rstrip(".")
+        logger.warning("the store of the limits does not answer: %s: %s; %s", self._where, why, self._without)
         if not isinstance(error, StorageUnavailable):
             logger.error("the storage failed", exc_info=error)
         self._down()

@@ -1,12 +1,12 @@
 """One limit over many instances: the event loop's side of a store that several of them share.
 
-A call takes its places here, in admission and worker threads, before it asks the store, so that a flood does not
-reach it. What the store says is then done: the call starts, or gives its places back and stands in the store's
-lines until its turn is told, or is refused. Whatever a call holds there is a lease, which is renewed while the
-work runs, and released with its end.
+A call takes its places here, in admission and worker threads, before it asks the store, so that a flood does
+not reach it. What the store says is then done: the call starts, or gives its places back and stands in the
+store's lines until its turn is told, or is refused. What it holds there is a lease; `leases` keeps it alive.
 
-Without the store, calls are refused, or decided by this instance's own counts until it answers again. Slots of
-running work are counted here in either case, so a mutex does not overlap itself when the store comes or goes.
+Without the store, calls are refused, or decided by this instance's own counts until it answers again. Slots
+of running work are counted here in either case, so a mutex does not overlap itself when the store comes or
+goes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
-from typing import Final
+from typing import Final, cast
 
 from frontmcp_py.errors import (
     ConcurrencyLimit,
@@ -34,7 +33,6 @@ from frontmcp_py.storage import (
     Queued,
     RateNeed,
     RateRefusal,
-    RateRule,
     SlotNeed,
     Started,
     Storage,
@@ -44,26 +42,31 @@ from frontmcp_py.storage import (
     Verdict,
 )
 
+from .leases import Leases
 from .link import Link
 from .partition import escape
-from .plan import Limits
+from .plan import BoundSlot
 from .rates import too_often
 from .run import Run, Stake
 from .slots import Slots
 
 logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
-# A lost message costs at most this many seconds, and an outage is probed so often.
-_BEAT: Final = 1.0
+# What happens while the store is down, for the log: without and with the fallback.
+_WITHOUT: Final = (
+    "until it does, calls that need it are refused",
+    "until it does, this instance counts alone",
+)
 
 # Seconds that the first connection may take, if the budget of a question is shorter.
 _OPENING: Final = 1.0
 
 
 class Shared:
-    """Asks the store for calls, keeps their leases, and does without it while it is away.
+    """Asks the store for calls, and does without it while it is away. Belongs to one event loop.
 
     Args:
+        loop: Where calls ask.
         storage: The store.
         memory: This instance's own counts and slots.
         slots: Where calls wait.
@@ -74,6 +77,7 @@ class Shared:
 
     def __init__(
         self,
+        loop: asyncio.AbstractEventLoop,
         storage: Storage,
         memory: MemoryStorage,
         slots: Slots,
@@ -82,82 +86,41 @@ class Shared:
         lease: float,
         fallback: bool,
     ) -> None:
+        self._loop = loop
         self._storage = storage
         self._memory = memory
         self._scheduler = memory.scheduler
         self._slots = slots
         self._budget = budget
         self._lease = lease
-        self.fallback: bool = fallback
+        self._fallback = fallback
         self._name = secrets.token_hex(8)
         self._numbers = count(1)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._link: Link | None = None
-        self._beating: asyncio.Task[None] | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._wake: asyncio.Future[None] | None = None
-        self._closing = False
-        # When this process was last seen to have stood still for so long that its leases may have ended.
-        self._stood_still_at = 0.0
-        self._held: dict[str, Run] = {}
-        self._line: dict[str, Run] = {}
-        # Leases to release whose release got no answer: whether to undo them, and until when it matters.
-        self._unsettled: dict[str, tuple[bool, float]] = {}
-        self._outages = 0
+        self._link = Link(loop, storage.where, budget, _WITHOUT[fallback], self._went_down)
+        self._leases = Leases(loop, storage, self._link, lease, self)
 
     # -- the store itself ----------------------------------------------------------------------
 
     @property
     def is_up(self) -> bool:
         """Whether the store answers, as far as is known."""
-        return self._link is None or self._link.is_up
+        return self._link.is_up
 
     @property
     def outages(self) -> int:
-        """How often the store has stopped answering."""
-        return self._outages + (self._link.outages if self._link else 0)
+        """How often it has stopped answering."""
+        return self._link.outages
 
     @property
     def in_line(self) -> int:
         """How many calls of this instance stand in the store's lines."""
-        return len(self._line)
+        return len(self._leases.line)
 
     def waiting_for(self, slot: Slot) -> int:
         """How many of them stand in the line of this slot."""
-        return sum(slot in stake.slots for run in self._line.values() if (stake := run.stake) is not None)
-
-    def check(self, tool: str, limits: Limits) -> None:
-        """See whether the store can count a tool's limits.
-
-        Raises:
-            ConfigurationError: It cannot.
-        """
-        for limit in (*limits.global_rates, *limits.rates):
-            if not self._storage.supports(limit.strategy):
-                raise ConfigurationError(
-                    f'tool "{tool}": rate_limit: {self._storage.where} cannot count a {limit.strategy}; '
-                    "choose another strategy, or a Redis or Valkey"
-                )
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Calls ask on this loop from now on."""
-        self._loop = loop
-        without = (
-            "until it does, this instance counts alone"
-            if self.fallback
-            else "until it does, calls that need it are refused"
+        return sum(
+            slot in stake.slots for run in self._leases.line.values() if (stake := run.stake) is not None
         )
-        self._link = Link(loop, self._storage.where, self._budget, without, self._went_down)
-
-    def detach(self) -> None:
-        """The loop has ended; the leases of what ran there end by themselves."""
-        if self._link is not None:
-            self._outages += self._link.outages
-            self._link.close()
-        self._loop = self._link = self._beating = self._listening = None
-        self._held.clear()
-        self._line.clear()
-        self._unsettled.clear()
 
     async def open(self) -> None:
         """See whether the store is there.
@@ -165,36 +128,34 @@ class Shared:
         Raises:
             ConfigurationError: It is not, and nothing may stand in for it.
         """
-        self._closing = False
-        link = self._link
-        assert link is not None
-        if self._beating is not None and not self._beating.done():
+        self._leases.reopen()
+        if self._leases.is_started:
             return
         try:
             async with asyncio.timeout(max(self._budget, _OPENING)):
                 await self._storage.open()
         except (StorageUnavailable, TimeoutError) as error:
             why = str(error) or "no answer in time"
-            if not self.fallback:
+            if not self._fallback:
                 await self._storage.close()
                 raise ConfigurationError(
                     f"Throttle.storage: {self._storage.where} cannot be reached ({why}); start it, or set "
                     "fallback='memory' so that each instance counts alone without it"
                 ) from error
-            link.lost(StorageUnavailable(why))
-        self._start()
+            self._link.lost(StorageUnavailable(why))
+        self._leases.start()
 
     async def close(self) -> None:
-        """Nobody asks any more: what has ended is released, and the connections are closed."""
-        link = self._link
-        if link is None:
-            return
-        self._closing = True
-        await link.finish(self._budget)
-        if self._held:
-            # Work that goes on keeps its slots: the leases are renewed until it ends.
-            return
-        await self._stop()
+        """Nobody asks any more: what has ended is released, and the connections are closed.
+
+        Work that goes on keeps its slots: its leases are renewed until it ends.
+        """
+        await self._link.finish(self._budget)
+        await self._leases.close()
+
+    def detach(self) -> None:
+        """The loop has ended; the leases of what ran there end by themselves."""
+        self._link.close()
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -211,7 +172,7 @@ class Shared:
         if not (run.rates or (run.slots and self._storage.shares_slots)):
             return
         stake = Stake(self._new_lease(), run.rates, run.slots, is_observed=observed)
-        if not self.is_up and self.fallback:
+        if not self.is_up and self._fallback:
             run.stake = stake
             stake.is_alone = True
         elif self.is_up or observed:
@@ -230,26 +191,27 @@ class Shared:
         """
         stake = run.stake
         assert stake is not None
-        self._start()
-        while True:
+        self._leases.start()
+        while run.reason is None:
             if run.turn is not None:
                 await self._slots.turn(run)
                 run.turn = None
             if stake.is_alone or stake.is_held:
                 return
             await self._ask(run, stake)
+        raise run.reason
 
     def withdraw(self, run: Run) -> None:
         """The call does not begin after all: whatever the store has of it is undone."""
         stake = run.stake
         if stake is None:
             return
-        self._line.pop(stake.lease, None)
-        self._held.pop(stake.lease, None)
+        self._leases.line.pop(stake.lease, None)
+        self._leases.held.pop(stake.lease, None)
         stake.is_held = False
         if stake.is_known:
             stake.is_known = False
-            self._settle(stake.lease, undo=True)
+            self._leases.settle(stake.lease, undo=True)
 
     def give_back(self, run: Run) -> None:
         """The call's work has ended: its slots go to whoever is next, on whatever instance."""
@@ -257,28 +219,31 @@ class Shared:
         if stake is None or not stake.is_held:
             return
         stake.is_held = False
-        if self._held.pop(stake.lease, None) is not None:
-            stake.released = self._settle(stake.lease, undo=False)
+        if self._leases.held.pop(stake.lease, None) is not None:
+            stake.released = self._leases.settle(stake.lease, undo=False)
 
     async def given_back(self, run: Run) -> None:
-        """Wait until the store knows that the work has ended, so that who is answered may call again at once."""
+        """Wait until the store knows of the end, so that whoever is answered may call again at once."""
         released = run.stake.released if run.stake is not None else None
         if released is not None and not released.done():
             await asyncio.wait((released,))
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a call awaits the store's answer."""
+        return self._slots.asking > 0
 
     # -- a question and its answers ------------------------------------------------------------
 
     async def _ask(self, run: Run, stake: Stake) -> None:
         """Ask the store whether a call that has its places here may start, and do what it says."""
-        link = self._link
-        assert link is not None and self._loop is not None
-        if not link.is_up:
+        if not self._link.is_up:
             self._without_store(run, stake)
             return
         question = self._question(run, stake)
         asked_at = self._loop.time()
         try:
-            answer = await link.ask(self._storage.take(question))
+            answer = await self._link.ask(self._storage.take(question))
         except StorageUnavailable:
             if run.reason is not None:
                 raise run.reason from None
@@ -318,7 +283,7 @@ class Shared:
                 itself = parent is not None and parent.holds(slot)
                 no_wait = first and (limit.queue_timeout == 0 or itself)
                 most = limit.max_queued if first else None
-                slots.append(SlotNeed(_text(slot), slot.capacity, no_wait, most))
+                slots.append(SlotNeed(_text(bound, slot), slot.capacity, no_wait, most))
         return Ask(
             stake.lease,
             tuple(rates) if counted else (),
@@ -354,7 +319,7 @@ class Shared:
     def _line_up(self, run: Run, stake: Stake, answer: Queued) -> None:
         """The call stands in the store's lines now, and holds nothing here."""
         stake.number = answer.number
-        self._line[stake.lease] = run
+        self._leases.line[stake.lease] = run
         self._give_places_back(run)
         blocked = [(run.plan.slots[each], stake.slots[each]) for each in answer.blocked]
         self._slots.stand(run, blocked)
@@ -375,7 +340,7 @@ class Shared:
     def _hold(self, run: Run, stake: Stake) -> None:
         stake.is_held = True
         if stake.slots and self._storage.shares_slots:
-            self._held[stake.lease] = run
+            self._leases.held[stake.lease] = run
 
     def _give_places_back(self, run: Run) -> None:
         self._scheduler.withdraw(run)
@@ -384,29 +349,22 @@ class Shared:
             run.slots = ()
 
     def _pass_on(self, stake: Stake) -> None:
-        """A turn cannot be used now: the next in line has it, and the call asks again when it has its places."""
-        link = self._link
-        assert link is not None
-        link.spawn(self._passed_on(link, stake.lease, stake.attempt))
+        """A turn cannot be used now: the next in line has it; the call asks again once it has its places."""
+        self._link.spawn(self._passed_on(stake.lease, stake.attempt))
 
-    async def _passed_on(self, link: Link, lease: str, attempt: int) -> None:
+    async def _passed_on(self, lease: str, attempt: int) -> None:
         # Without an answer it is not repeated: the call asks again, or is withdrawn, and both settle it.
-        self._hear_all(await link.ask(self._storage.pass_on(lease, attempt)))
+        self._leases.hear_all(await self._link.ask(self._storage.pass_on(lease, attempt)))
 
     # -- turns ---------------------------------------------------------------------------------
 
-    def _hear_all(self, turns: Iterable[Turn]) -> None:
-        for turn in turns:
-            self._hear(turn)
-
-    def _hear(self, turn: Turn) -> None:
+    def hear(self, turn: Turn) -> None:
         """The turn of a call that stood in line has come. It may be told more than once."""
-        run = self._line.get(turn.lease)
+        run = self._leases.line.get(turn.lease)
         stake = run.stake if run is not None else None
         if run is None or stake is None or turn.attempt != stake.attempt:
             return
-        assert self._loop is not None
-        del self._line[turn.lease]
+        del self._leases.line[turn.lease]
         if turn.refusal is not None:
             stake.is_known = False
             self._slots.refuse(run, self._refusal(run, stake, turn.refusal))
@@ -419,141 +377,45 @@ class Shared:
             self._memory.wait(run)
             self._slots.advance()
 
-    # -- ends ----------------------------------------------------------------------------------
+    # -- what the store does not know any more -------------------------------------------------
 
-    def _settle(self, lease: str, *, undo: bool) -> asyncio.Task[None] | None:
-        link, loop = self._link, self._loop
-        if link is None or loop is None or loop.is_closed():
-            return None
-        until = loop.time() + self._lease
-        if not link.is_up:
-            self._unsettled[lease] = undo, until
-            return None
-        return link.spawn(self._release(link, lease, undo, until))
-
-    async def _release(self, link: Link, lease: str, undo: bool, until: float) -> None:
-        try:
-            turns = await link.ask(self._storage.release(lease, undo=undo))
-        except StorageUnavailable:
-            self._unsettled[lease] = undo, until
-        else:
-            self._hear_all(turns)
-
-    # -- the beat ------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        loop, link = self._loop, self._link
-        assert loop is not None and link is not None
-        if self._beating is None or self._beating.done():
-            self._beating = loop.create_task(self._beat(loop, link))
-        if self._storage.shares_slots and (self._listening is None or self._listening.done()):
-            self._listening = loop.create_task(self._listen())
-
-    async def _stop(self) -> None:
-        beating, listening = self._beating, self._listening
-        self._beating = self._listening = None
-        for task in (beating, listening):
-            if task is not None and task is not asyncio.current_task():
-                task.cancel()
-                await asyncio.wait((task,))
-        await self._storage.close()
-
-    async def _beat(self, loop: asyncio.AbstractEventLoop, link: Link) -> None:
-        """Keep the leases, find turns that were not heard, and see whether the store is there."""
-        interval = min(_BEAT, self._lease / 3)
-        while not (self._closing and not self._held and not self._unsettled):
-            due = loop.time() + interval
-            self._wake = loop.create_future()
-            await asyncio.wait((self._wake,), timeout=interval)
-            self._notice_stop(loop.time() - due)
-            await self._renew(loop, link)
-        await self._stop()
-
-    def _notice_stop(self, late: float) -> None:
-        assert self._loop is not None
-        if late > self._lease / 2:
-            self._stood_still_at = self._loop.time()
-
-    async def _renew(self, loop: asyncio.AbstractEventLoop, link: Link) -> None:
-        now = loop.time()
-        self._unsettled = {lease: each for lease, each in self._unsettled.items() if each[1] > now}
-        held = list(self._held)
-        try:
-            renewed = await link.ask(self._storage.renew(held, list(self._line)))
-        except StorageUnavailable:
-            self._notice_stop(loop.time() - now - 2 * self._budget)
-            return
-        self._notice_stop(loop.time() - now - 2 * self._budget)
-        if link.found():
-            self._came_back()
-        self._hear_all(renewed.turns)
-        lost = set(renewed.lost)
-        for lease in held:
-            run = self._held.get(lease)
-            if run is None or run.stake is None:
-                continue
-            if lease in lost:
-                await self._lost(run, run.stake, link)
-            else:
-                run.stake.confirmed_at = now
-        for lease in renewed.strayed:
-            run = self._line.get(lease)
-            if run is not None and run.stake is not None:
-                await self._strayed(run, run.stake, link)
-
-    async def _lost(self, run: Run, stake: Stake, link: Link) -> None:
-        """The store does not know a lease any more.
+    async def lost(self, run: Run, stake: Stake, *, stood_still: bool) -> None:
+        """The store does not know the lease of a running call any more.
 
         It has ended because this process stood still: then others may hold its slots. Or the store has lost
         it: then it is put back, above the limit if need be, unless it was cut off for so long that it may
         have ended meanwhile and there is no room for it any more.
         """
-        if stake.confirmed_at >= self._stood_still_at:
-            assert self._loop is not None
+        if stake.is_observed or not stood_still:
             asked_at = self._loop.time()
-            force = asked_at - stake.confirmed_at <= self._lease
+            force = stake.is_observed or asked_at - stake.confirmed_at <= self._lease
             question = self._question(run, stake, counted=False, force=force)
             try:
-                answer = await link.ask(self._storage.take(replace(question, may_wait=False)))
+                answer = await self._link.ask(self._storage.take(replace(question, may_wait=False)))
             except StorageUnavailable:
                 return
-            if stake.lease not in self._held:
+            if stake.lease not in self._leases.held:
                 # It has ended meanwhile, and its release may have come before.
-                self._settle(stake.lease, undo=False)
+                self._leases.settle(stake.lease, undo=False)
                 return
             if isinstance(answer, Started):
                 stake.confirmed_at = asked_at
                 return
-        if self._held.pop(stake.lease, None) is not None:
+        if self._leases.held.pop(stake.lease, None) is not None:
             logger.warning('"%s" has lost its slots to others: its lease has ended', run.plan.tool)
             run.abort(LeaseLost(run.plan.tool))
 
-    async def _strayed(self, run: Run, stake: Stake, link: Link) -> None:
+    async def strayed(self, run: Run, stake: Stake) -> None:
         """The store does not know a waiter any more: it joins the line again, with its number."""
         question = self._question(run, stake)
         try:
-            answer = await link.ask(self._storage.take(question))
+            answer = await self._link.ask(self._storage.take(question))
         except StorageUnavailable:
             return
-        if stake.lease not in self._line:
-            return
         if isinstance(answer, Started):
-            self._hear(Turn(stake.lease, stake.attempt))
+            self.hear(Turn(stake.lease, stake.attempt))
         elif isinstance(answer, TooOften):
-            self._hear(Turn(stake.lease, stake.attempt, answer))
-
-    async def _listen(self) -> None:
-        while True:
-            try:
-                await self._storage.listen(self._hear, self._hurry)
-            except StorageUnavailable as error:
-                logger.debug("the store's messages are not heard: %s", error)
-            # The beat finds meanwhile what they would have told.
-            await asyncio.sleep(_BEAT)
-
-    def _hurry(self) -> None:
-        if self._line and self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+            self.hear(Turn(stake.lease, stake.attempt, answer))
 
     # -- without the store ---------------------------------------------------------------------
 
@@ -577,12 +439,12 @@ class Shared:
     def _without_store(self, run: Run, stake: Stake) -> None:
         """A call that has its places here was about to ask."""
         if stake.is_observed:
-            if not self.fallback:
+            if not self._fallback:
                 run.plan.row.would_reject[GuardStorageUnavailable.code] += 1
             stake.is_held = True
             self._slots.begin(run)
             return
-        if not self.fallback:
+        if not self._fallback:
             self._slots.turn_away(run, GuardStorageUnavailable(run.plan.tool))
             return
         self._go_alone(run, stake)
@@ -595,10 +457,10 @@ class Shared:
             self._slots.queue_again(run)
 
     def _went_down(self) -> None:
-        """The store does not answer: who stood in its lines stands in this instance's own, in the same order."""
-        if not self.fallback:
+        """The store does not answer: who stood in its lines stands in this instance's, in the same order."""
+        if not self._fallback:
             return
-        for run in sorted(self._line.values(), key=_arrival):
+        for run in sorted(self._leases.line.values(), key=_arrival):
             stake = run.stake
             assert stake is not None
             self._go_alone(run, stake)
@@ -611,11 +473,8 @@ class Shared:
                 self._memory.wait(run)
         self._slots.advance()
 
-    def _came_back(self) -> None:
-        """The store answers again: what could not be told is told, and who waits here asks there."""
-        unsettled, self._unsettled = self._unsettled, {}
-        for lease, (undo, _) in unsettled.items():
-            self._settle(lease, undo=undo)
+    def came_back(self) -> None:
+        """The store answers again: who waits here asks there."""
         for run in self._slots.waiting_here():
             stake = run.stake
             if stake is not None and stake.is_alone:
@@ -631,8 +490,6 @@ class Shared:
 
     async def _observed(self, run: Run, stake: Stake, answer: object) -> None:
         """In `observe` mode: count what would have become of the call, and hold its slots all the same."""
-        link = self._link
-        assert link is not None
         row = run.plan.row
         if not isinstance(answer, Started):
             would_wait = isinstance(answer, NoSlot) and answer.refused_by is None
@@ -641,9 +498,8 @@ class Shared:
             else:
                 row.would_reject[self._refusal(run, stake, answer).code] += 1
             try:
-                await link.ask(
-                    self._storage.take(self._question(run, stake, counted=would_wait, force=True))
-                )
+                question = self._question(run, stake, counted=would_wait, force=True)
+                await self._link.ask(self._storage.take(question))
             except StorageUnavailable:
                 logger.debug('"%s" is not counted: the store is down', run.plan.tool)
             if run.reason is not None:
@@ -666,8 +522,8 @@ def _arrival(run: Run) -> int:
     return run.stake.number if run.stake is not None else 0
 
 
-def _text(slot: Slot) -> str:
+def _text(bound: BoundSlot, slot: Slot) -> str:
     """What a slot is known by in the store."""
-    name, *rest = slot.key if isinstance(slot.key, tuple) else (slot.key,)
-    place = "global" if len(rest) == 3 else f"tool:{escape(str(name))}"
-    return f"{place}|{rest[0]}|{rest[-1]}"
+    name, nth, *_, subject = cast("tuple[object, ...]", slot.key)
+    place = "global" if bound.scope == "global" else f"tool:{escape(str(name))}"
+    return f"{place}|{nth}|{subject}"

@@ -40,8 +40,8 @@ class Elsewhere(Protocol):
 class Slots:
     """Lets calls wait for their turn, and lets the next ones start whenever something frees.
 
-    A call that waits is in the scheduler's queue or in line elsewhere. One whose places here are taken while it
-    asks for what is shared is `asking`.
+    A call that waits is in the scheduler's queue or in line elsewhere. One that has its places here and asks
+    for what is shared is `asking`.
 
     Args:
         storage: Decides who may start.

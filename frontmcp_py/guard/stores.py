@@ -6,16 +6,21 @@ from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.policy import Throttle
 from frontmcp_py.storage import Storage
 
+from .plan import Limits
 
-def storage_from(throttle: Throttle) -> Storage:
-    """The store that a throttle names.
+
+def storage_from(throttle: Throttle) -> Storage | None:
+    """The store that a throttle names; `None` for the memory of this process.
 
     Raises:
         ConfigurationError: The URI is not allowed, or what speaks with such a store is not installed.
     """
     uri = throttle.storage
-    assert uri is not None
-    scheme = uri.partition("://")[0].partition("+")[0]
+    if uri is None:
+        return None
+    scheme = uri.partition("://")[0].removeprefix("async+").partition("+")[0]
+    if scheme == "memory":
+        return None
     if scheme in ("redis", "rediss", "valkey", "valkeys"):
         try:
             from frontmcp_py.storage.redis import RedisStorage
@@ -29,3 +34,17 @@ def storage_from(throttle: Throttle) -> Storage:
     from frontmcp_py.storage.limits_bridge import LimitsStorage
 
     return LimitsStorage(uri, prefix=throttle.key_prefix, timeout=throttle.storage_timeout)
+
+
+def check_countable(storage: Storage, tool: str, limits: Limits) -> None:
+    """See whether a store can count a tool's limits.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    for limit in (*limits.global_rates, *limits.rates):
+        if not storage.supports(limit.strategy):
+            raise ConfigurationError(
+                f'tool "{tool}": rate_limit: {storage.where} cannot count a {limit.strategy}; '
+                "choose another strategy, or a Redis or Valkey"
+            )

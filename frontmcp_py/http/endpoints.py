@@ -108,6 +108,7 @@ def snapshot(service: str, guard: Guard, arrivals: Arrivals) -> dict[str, Any]:
         "running": now.running,
         "abandoned": now.abandoned,
         "queued": now.waiting,
+        "asking": now.asking,
         "arriving": arrivals.waiting,
         "places": now.places,
         "peaks": {"active": now.peak_active, "queued": now.peak_waiting, "places": now.peak_places},
@@ -122,6 +123,7 @@ def snapshot(service: str, guard: Guard, arrivals: Arrivals) -> dict[str, Any]:
             for tool, plan in guard.plans.items()
         },
         "unknown": now.unknown,
+        "storage": {"status": now.storage, "outages": now.outages},
     }
 
 

@@ -25,6 +25,7 @@ _GAUGES: Final = (
     ("running", "Calls that run and have not been answered."),
     ("abandoned", "Calls that have been answered, but whose work goes on."),
     ("waiting", "Calls in the queue."),
+    ("asking", "Calls that have a place and await the answer of the store that instances share."),
     ("places", "Places taken in admission."),
     ("peak_active", "The most calls active at once."),
     ("peak_waiting", "The most calls in the queue at once."),
@@ -95,6 +96,15 @@ class _Collector:
             "HTTP requests that have not been let in yet.",
             value=self._arrivals.waiting,
         )
+        if now.storage is not None:
+            yield GaugeMetricFamily(
+                "frontmcp_storage_up",
+                "1 if the store that instances share answers.",
+                value=now.storage == "up",
+            )
+            yield CounterMetricFamily(
+                "frontmcp_storage_outages", "How often that store has stopped answering.", value=now.outages
+            )
         health = self._guard.health()
         status = GaugeMetricFamily(
             "frontmcp_status", "1 for the state that the server is in.", labels=["status"]

@@ -27,6 +27,7 @@ from frontmcp_py.storage import (
     StorageUnavailable,
     TooOften,
     Turn,
+    Void,
     WindowCounts,
 )
 from frontmcp_py.storage.memory import MovingWindows, Windows
@@ -186,7 +187,7 @@ class InProcessStore:
     def _answer_again(self, known: _Call, ask: Ask) -> Answer | None:
         """The answer to a question that was asked before; `None` if it has to be decided anew."""
         if known.state == "void" or ask.attempt < known.attempt:
-            raise StorageUnavailable(f"the call {ask.lease} was given up before it asked")
+            return Void()
         if known.state == "refused" and ask.attempt == known.attempt:
             return known.refusal
         if self._holds(known):
@@ -316,12 +317,17 @@ class InProcessStore:
         stirred = {need.key for need in needs}
         looking = bool(stirred)
         while looking:
-            looking = False
+            looking, closed = False, set[str]()
             for key in stirred:
                 self._purge(key)
             for place in sorted({place for key in stirred for place in self._slots[key].line}):
+                if stirred <= closed:
+                    break
                 call = self._calls[place.lease]
-                if not self._stands(call) or self._blocked(call):
+                blocked = self._blocked(call)
+                if blocked:
+                    # Whoever stands behind it there is held up there too.
+                    closed |= {call.ask.slots[position].key for position in blocked}
                     continue
                 self._quit(call)
                 call.refusal = self._exhausted(call.ask.rates)
@@ -340,7 +346,7 @@ class InProcessStore:
                     stirred |= mine
                     looking = True
                     break
-        return turns
+        return tuple(turns)
 
 
 class InProcessStorage:

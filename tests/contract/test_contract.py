@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import pytest
-
-pytest.register_assert_rewrite("frontmcp_py.testing.contract")
 
 from frontmcp_py.storage import Storage
 from frontmcp_py.storage.redis import RedisStorage
@@ -33,10 +32,8 @@ class RedisContract(StorageContract):
     def make_instances(self, count: int, *, lease: float, now_us: Callable[[], int]) -> Sequence[Storage]:
         # A prefix of its own: what other tests have left there does not matter.
         prefix = f"contract-{next(_PREFIXES)}"
-        return [
-            RedisStorage(self.url, prefix=prefix, lease=lease, timeout=10, now_us=now_us)
-            for _ in range(count)
-        ]
+        make = partial(RedisStorage, self.url, prefix=prefix, lease=lease, timeout=10, now_us=now_us)
+        return [make() for _ in range(count)]
 
 
 class TestValkey(RedisContract):

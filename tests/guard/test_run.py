@@ -177,8 +177,3 @@ def test_an_unknown_option_names_the_nearest_one() -> None:
         TypeError, match=r"Guard\(\) has no option 'worker_thread'; did you mean 'worker_threads'\?"
     ):
         Guard(worker_thread=4)  # type: ignore[call-arg]
-
-
-def test_what_this_version_cannot_enforce_is_refused_and_not_ignored() -> None:
-    with pytest.raises(ConfigurationError, match="storage"):
-        Guard(Throttle(storage="redis://localhost"))

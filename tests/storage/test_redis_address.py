@@ -115,14 +115,19 @@ def test_a_form_is_understood(
     ],
 )
 def test_another_form_is_refused_with_the_forms_that_are_allowed(uri: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"Throttle\.storage: .* is not allowed; give redis://host:port"):
+    with pytest.raises(
+        ConfigurationError, match=r"Throttle\.storage: .* is not allowed; give redis://host:port"
+    ):
         RedisAddress.of(uri)
 
 
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("redis://h?decode_responses=true", "the option 'decode_responses' of redis://h is not allowed; give user"),
+        (
+            "redis://h?decode_responses=true",
+            "the option 'decode_responses' of redis://h is not allowed; give user",
+        ),
         ("redis://h?socket_timeout=3", "the option 'socket_timeout' of redis://h"),
         ("redis://h?ssl_ca_certs=/x", "ssl_ options need rediss://"),
         ("redis+cluster://h?db=0", "the option 'db' of"),
@@ -132,7 +137,10 @@ def test_another_form_is_refused_with_the_forms_that_are_allowed(uri: str) -> No
         ("redis://h?health_check_interval=1.5", "give whole seconds"),
         ("redis://h?socket_keepalive=perhaps", "give true or false"),
         ("rediss://h?ssl_cert_reqs=some", "give required, optional or none"),
-        ("rediss://h?ssl_ca_certs=/no/such/file", "'/no/such/file' of rediss://h is not allowed; give an existing"),
+        (
+            "rediss://h?ssl_ca_certs=/no/such/file",
+            "'/no/such/file' of rediss://h is not allowed; give an existing",
+        ),
     ],
 )
 def test_an_option_that_is_not_known_or_has_a_bad_value_is_named(uri: str, said: str) -> None:
@@ -200,14 +208,18 @@ async def test_tls_trusts_whom_it_is_told_to_and_nobody_else(valkey: Valkey) -> 
     async with FaultProxy(valkey, tls=True) as proxy:
         async with client_of(proxy.url) as client:
             assert await client.ping()
-        by_another_name = proxy.url.replace("127.0.0.1", "127.0.0.2")
-        for refused in (f"rediss://{proxy.address}/0", f"redis://{proxy.address}/0"):
+        # The same host by a name that the certificate does not have.
+        elsewhere = proxy.url.replace("127.0.0.1", "127.1")
+        for refused in (f"rediss://127.0.0.1:{proxy.port}", f"redis://127.0.0.1:{proxy.port}", elsewhere):
             async with client_of(refused) as client:
                 with pytest.raises(RedisError):
                     await client.ping()
-        async with client_of(f"rediss://{proxy.address}/0?ssl_cert_reqs=none") as client:
-            assert await client.ping()
-        assert by_another_name
+        for uri in (
+            f"rediss://127.1:{proxy.port}?ssl_cert_reqs=none",
+            f"{elsewhere}&ssl_check_hostname=false",
+        ):
+            async with client_of(uri) as client:
+                assert await client.ping()
 
 
 async def test_a_sentinel_tells_where_the_server_is_even_if_another_is_gone(valkey: Valkey) -> None:
@@ -219,15 +231,8 @@ async def test_a_sentinel_tells_where_the_server_is_even_if_another_is_gone(valk
         async with client_of(f"redis+sentinel://{sentinel.address}/other") as client:
             with pytest.raises(ConnectionLost, match="other"):
                 await client.ping()
-        await eventually(lambda: _clients_of(sentinel) <= 2, "no connection to the Sentinel is kept")
+        await eventually(lambda: len(sentinel.do("CLIENT LIST")) == 1, "no connection to it is kept")
     gone.give_up()
-
-
-def _clients_of(server: Any) -> int:
-    """How many clients it has, with the one that asks."""
-    return len(str(server.do("CLIENT LIST")).strip().splitlines()) if isinstance(server, str) else len(
-        server.do("CLIENT LIST")
-    )
 
 
 @pytest.mark.slow
@@ -240,17 +245,17 @@ async def test_a_client_follows_the_server_that_sentinel_makes_the_primary() -> 
         await eventually(sentinel.knows_a_replica, "the Sentinel knows the replica", within=30)
         async with client_of(sentinel.url) as client:
             await client.set("x", 1)
-            await asyncio.to_thread(sentinel.fail_over)
-            await eventually(lambda: sentinel.primary_port == new.port, "the failover", within=30)
+
+            def begins() -> bool:
+                with contextlib.suppress(RedisError):  # "no good slave": it has not heard of its state yet
+                    sentinel.fail_over()
+                return sentinel.primary_port == new.port
+
+            await eventually(begins, "a failover begins", within=30)
             await eventually(lambda: new.do("INFO", "replication")["role"] == "master", "it is the primary")
-
-            async def can_write() -> bool:
-                try:
-                    return bool(await client.set("y", 1))
-                except RedisError:
-                    return False
-
-            await eventually(can_write, "writes go to the new primary")
+            await eventually(lambda: old.do("INFO", "replication")["role"] == "slave", "the old one is told")
+            # The connection to the old one is still there, and now says that it is read-only.
+            assert await client.set("y", 1)
             assert new.do("GET", "y") == "1"
 
 
@@ -276,12 +281,21 @@ async def test_a_server_that_is_no_cluster_is_no_answer_to_one(valkey: Valkey) -
 @pytest.mark.slow
 async def test_a_client_follows_the_slot_when_it_moves_to_another_node() -> None:
     bus = Port()
-    options = ("--cluster-enabled", "yes", "--cluster-port", str(bus.number), "--cluster-announce-ip", "127.0.0.1")
+    options = (
+        "--cluster-enabled",
+        "yes",
+        "--cluster-port",
+        str(bus.number),
+        "--cluster-announce-ip",
+        "127.0.0.1",
+    )
     with Valkey(cluster=True) as old, Valkey(*options) as new:
         new.do("CLUSTER MEET", "127.0.0.1", old.port, old._bus.number if old._bus else 0)
         new_id = new.do("CLUSTER MYID")
         await eventually(lambda: new_id in str(old.do("CLUSTER NODES")), "the nodes know each other")
-        await eventually(lambda: str(new.do("CLUSTER INFO")["cluster_state"]) == "ok", "the new node is ready")
+        await eventually(
+            lambda: str(new.do("CLUSTER INFO")["cluster_state"]) == "ok", "the new node is ready"
+        )
         slot = old.do("CLUSTER KEYSLOT", f"{TAG}:x")
         async with client_of(old.url) as client:
             assert await client.ping()
@@ -295,7 +309,9 @@ async def test_a_client_follows_the_slot_when_it_moves_to_another_node() -> None
 # -- what the storage relies on --------------------------------------------------------------------------
 
 
-async def test_a_connection_that_was_lost_while_idle_is_made_anew_without_an_error(own_valkey: Valkey) -> None:
+async def test_a_connection_that_was_lost_while_idle_is_made_anew_without_an_error(
+    own_valkey: Valkey,
+) -> None:
     async with client_of(own_valkey.url) as client:
         assert await client.ping()
         await asyncio.to_thread(own_valkey.restart)
@@ -304,13 +320,13 @@ async def test_a_connection_that_was_lost_while_idle_is_made_anew_without_an_err
 
 async def test_a_question_whose_connection_is_lost_is_asked_once_more_and_not_again(valkey: Valkey) -> None:
     async with FaultProxy(valkey) as proxy, client_of(proxy.url) as client:
-        once = proxy.lose_reply("INCR")
+        once = proxy.lose_reply("INCRBY")
         assert await client.incr("x") == 2
-        assert (once.happened, proxy.count("INCR")) == (1, 2)
-        always = proxy.lose_reply("INCR", times=None)
+        assert (once.happened, proxy.count("INCRBY")) == (1, 2)
+        always = proxy.lose_reply("INCRBY", times=None)
         with pytest.raises(ConnectionLost):
             await client.incr("x")
-        assert (always.happened, proxy.count("INCR")) == (2, 4)
+        assert (always.happened, proxy.count("INCRBY")) == (2, 4)
 
 
 async def test_a_server_that_refuses_is_tried_twice_at_most(valkey: Valkey) -> None:
@@ -374,4 +390,3 @@ async def test_a_listener_ends_when_its_connection_is_lost(valkey: Valkey) -> No
             with pytest.raises(ConnectionLost):
                 await anext(subscription.listen())
         await listener.aclose()
-        assert proxy.count("SUBSCRIBE") == 1

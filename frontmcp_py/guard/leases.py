@@ -1,0 +1,206 @@
+"""What this instance has in the store: leases and waiters are kept alive, and what has ended is released.
+
+One beat does it all in one round trip: it renews what is held and what waits, finds turns whose message was
+lost, and probes a store that is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable
+from typing import Final, Protocol
+
+from frontmcp_py.storage import Storage, StorageUnavailable, Turn
+
+from .link import Link
+from .run import Run, Stake
+
+logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
+
+# A lost message costs at most so many seconds, and an outage is probed so often.
+_BEAT: Final = 1.0
+
+
+class Keeper(Protocol):
+    """Whoever acts on what the store tells."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a call awaits an answer."""
+        ...
+
+    def hear(self, turn: Turn) -> None:
+        """The turn of a call has come."""
+        ...
+
+    def lost(self, run: Run, stake: Stake, *, stood_still: bool) -> Awaitable[None]:
+        """The store does not know a running call any more."""
+        ...
+
+    def strayed(self, run: Run, stake: Stake) -> Awaitable[None]:
+        """The store does not know a waiting call any more."""
+        ...
+
+    def came_back(self) -> None:
+        """The store answers again."""
+        ...
+
+
+class Leases:
+    """The leases and waiters of one instance, on one event loop.
+
+    Args:
+        loop: Where the beat goes on.
+        storage: The store.
+        link: The line to it.
+        lease: Seconds until what is not renewed is free.
+        keeper: Told what the store tells.
+
+    Attributes:
+        held: The running calls that hold slots in the store.
+        line: The calls that stand in its lines.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, storage: Storage, link: Link, lease: float, keeper: Keeper
+    ) -> None:
+        self._loop = loop
+        self._storage = storage
+        self._link = link
+        self._lease = lease
+        self._keeper = keeper
+        self.held: dict[str, Run] = {}
+        self.line: dict[str, Run] = {}
+        # Releases that got no answer: whether they undo, and until when they matter.
+        self._unsettled: dict[str, tuple[bool, float]] = {}
+        # When this process was last seen to have stood still for so long that its leases may have ended.
+        self._stood_still_at = 0.0
+        self._beating: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._closing = False
+
+    def start(self) -> None:
+        """Keep alive what there is from now on."""
+        if self._beating is None or self._beating.done():
+            self._beating = self._loop.create_task(self._beat())
+        if self._storage.shares_slots and (self._listening is None or self._listening.done()):
+            self._listening = self._loop.create_task(self._listen())
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it does."""
+        return self._beating is not None and not self._beating.done()
+
+    def reopen(self) -> None:
+        """Somebody comes again."""
+        self._closing = False
+
+    async def close(self) -> None:
+        """Nobody comes any more: the store is left as soon as no work holds anything there."""
+        self._closing = True
+        if not self._is_needed:
+            await self._stop()
+
+    def settle(self, lease: str, *, undo: bool) -> asyncio.Task[None] | None:
+        """Release a lease; without an answer it is repeated until there is one or the lease is over.
+
+        Args:
+            lease: What to release.
+            undo: Whether the call never began.
+
+        Returns:
+            The release under way; `None` while the store is down.
+        """
+        if self._loop.is_closed():
+            return None
+        until = self._loop.time() + self._lease
+        if not self._link.is_up:
+            self._unsettled[lease] = undo, until
+            return None
+        return self._link.spawn(self._release(lease, undo, until))
+
+    def hear_all(self, turns: Iterable[Turn]) -> None:
+        """Turns that came with an answer."""
+        for turn in turns:
+            self._keeper.hear(turn)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self.held or self._unsettled or self._keeper.is_asking)
+
+    async def _release(self, lease: str, undo: bool, until: float) -> None:
+        try:
+            turns = await self._link.ask(self._storage.release(lease, undo=undo))
+        except StorageUnavailable:
+            self._unsettled[lease] = undo, until
+        else:
+            self.hear_all(turns)
+
+    async def _beat(self) -> None:
+        interval = min(_BEAT, self._lease / 3)
+        while not self._closing or self._is_needed:
+            due = self._loop.time() + interval
+            self._wake = self._loop.create_future()
+            await asyncio.wait((self._wake,), timeout=interval)
+            self._notice_stop(self._loop.time() - due)
+            await self._renew()
+        await self._stop()
+
+    def _notice_stop(self, late: float) -> None:
+        if late > self._lease / 2:
+            self._stood_still_at = self._loop.time()
+
+    async def _renew(self) -> None:
+        now = self._loop.time()
+        self._unsettled = {lease: each for lease, each in self._unsettled.items() if each[1] > now}
+        held = list(self.held)
+        try:
+            renewed = await self._link.ask(self._storage.renew(held, list(self.line)))
+        except StorageUnavailable:
+            return
+        finally:
+            self._notice_stop(self._loop.time() - now - self._link.longest)
+        if self._link.found():
+            unsettled, self._unsettled = self._unsettled, {}
+            for lease, (undo, _) in unsettled.items():
+                self.settle(lease, undo=undo)
+            self._keeper.came_back()
+        self.hear_all(renewed.turns)
+        lost = set(renewed.lost)
+        for lease in held:
+            if (run := self.held.get(lease)) is None or (stake := run.stake) is None:
+                continue
+            if lease in lost:
+                stood_still = stake.confirmed_at < self._stood_still_at
+                await self._keeper.lost(run, stake, stood_still=stood_still)
+            else:
+                stake.confirmed_at = now
+        for lease in renewed.strayed:
+            if (run := self.line.get(lease)) is not None and run.stake is not None:
+                await self._keeper.strayed(run, run.stake)
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                await self._storage.listen(self._keeper.hear, self._hurry)
+            except StorageUnavailable as error:
+                logger.debug("the store's messages are not heard: %s", error)
+            # The beat finds meanwhile what they would have told.
+            await asyncio.sleep(_BEAT)
+
+    def _hurry(self) -> None:
+        if self.line and self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _stop(self) -> None:
+        beating, listening = self._beating, self._listening
+        self._beating = self._listening = None
+        for task in (beating, listening):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+                await asyncio.wait((task,))
+        await self._storage.close()
