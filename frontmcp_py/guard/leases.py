@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Iterable
 from typing import Final, Protocol
 
@@ -104,7 +105,7 @@ class Leases:
             await self._stop()
 
     def settle(self, lease: str, *, undo: bool) -> asyncio.Task[None] | None:
-        """Release a lease; without an answer it is repeated until there is one or the lease is over.
+        """Release a lease; without an answer it is repeated until there is one, or the lease is over.
 
         Args:
             lease: What to release.
@@ -115,7 +116,8 @@ class Leases:
         """
         if self._loop.is_closed():
             return None
-        until = self._loop.time() + self._lease
+        # A count that was never used does not end with the lease.
+        until = math.inf if undo else self._loop.time() + self._lease
         if not self._link.is_up:
             self._unsettled[lease] = undo, until
             return None
@@ -157,9 +159,9 @@ class Leases:
     async def _renew(self) -> None:
         now = self._loop.time()
         self._unsettled = {lease: each for lease, each in self._unsettled.items() if each[1] > now}
-        held = list(self.held)
+        held, waiting = list(self.held), list(self.line)
         try:
-            renewed = await self._link.ask(self._storage.renew(held, list(self.line)))
+            renewed = await self._link.ask(self._storage.renew(held, waiting))
         except StorageUnavailable:
             return
         finally:
@@ -169,6 +171,10 @@ class Leases:
             for lease, (undo, _) in unsettled.items():
                 self.settle(lease, undo=undo)
             self._keeper.came_back()
+        strayed = set(renewed.strayed)
+        for lease in waiting:
+            if lease not in strayed and (run := self.line.get(lease)) is not None and run.stake is not None:
+                run.stake.confirmed_at = max(now, run.stake.confirmed_at)
         self.hear_all(renewed.turns)
         lost = set(renewed.lost)
         for lease in held:
@@ -178,7 +184,7 @@ class Leases:
                 stood_still = stake.confirmed_at < self._stood_still_at
                 await self._keeper.lost(run, stake, stood_still=stood_still)
             else:
-                stake.confirmed_at = now
+                stake.confirmed_at = max(now, stake.confirmed_at)
         for lease in renewed.strayed:
             if (run := self.line.get(lease)) is not None and run.stake is not None:
                 await self._keeper.strayed(run, run.stake)

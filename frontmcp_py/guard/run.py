@@ -10,7 +10,7 @@ from typing import Any
 from frontmcp_py.call import Call
 from frontmcp_py.scheduler import CONTROL, NESTED, NEW, NORMAL, Pool, Rank, Slot
 from frontmcp_py.signal import AbortSignal
-from frontmcp_py.storage import Claim, RateRule
+from frontmcp_py.storage import Claim, RateRule, Turn
 
 from .plan import BoundSlot, Plan
 
@@ -52,13 +52,15 @@ class Stake:
         is_held: Whether it has started there.
         is_overdue: Whether its time to wait ended while it asked.
         is_observed: Whether it passes whatever the store says.
-        confirmed_at: When the store last confirmed its lease, by the loop's clock.
+        confirmed_at: When the store was last asked about it, and knew it, by the loop's clock.
+        early: A turn that came before the answer that it stands in line.
         released: The release, once it is under way.
     """
 
     __slots__ = (
         "attempt",
         "confirmed_at",
+        "early",
         "is_alone",
         "is_held",
         "is_known",
@@ -90,6 +92,7 @@ class Stake:
         self.attempt: int = 0
         self.number: int = 0
         self.is_known: bool = False
+        self.early: Turn | None = None
 
 
 class Run(Claim):

@@ -27,6 +27,7 @@ from frontmcp_py.errors import (
 )
 from frontmcp_py.scheduler import Slot
 from frontmcp_py.storage import (
+    Answer,
     Ask,
     MemoryStorage,
     NoSlot,
@@ -57,6 +58,12 @@ _WITHOUT: Final = (
     "until it does, calls that need it are refused",
     "until it does, this instance counts alone",
 )
+
+# The part of a lease after which no work begins without asking again. It is renewed by a third of one.
+_FRESH: Final = 2 / 3
+
+# How often a call asks, if this process stands still while it does.
+_QUESTIONS: Final = 3
 
 # Seconds that the first connection may take, if the budget of a question is shorter.
 _OPENING: Final = 1.0
@@ -96,6 +103,8 @@ class Shared:
         self._fallback = fallback
         self._name = secrets.token_hex(8)
         self._numbers = count(1)
+        # Calls that await their answer, by lease.
+        self._asked: dict[str, Run] = {}
         self._link = Link(loop, storage.where, budget, _WITHOUT[fallback], self._went_down)
         self._leases = Leases(loop, storage, self._link, lease, self)
 
@@ -240,10 +249,8 @@ class Shared:
         if not self._link.is_up:
             self._without_store(run, stake)
             return
-        question = self._question(run, stake)
-        asked_at = self._loop.time()
         try:
-            answer = await self._link.ask(self._storage.take(question))
+            answer = await self._answer(run, stake)
         except StorageUnavailable:
             if run.reason is not None:
                 raise run.reason from None
@@ -253,19 +260,41 @@ class Shared:
             if run.reason is None:
                 self._slots.give_up(run)
             raise
+        finally:
+            self._asked.pop(stake.lease, None)
         if run.reason is not None:
             # Refused or cancelled meanwhile; what the answer says is undone already.
             raise run.reason
         if stake.is_observed:
             await self._observed(run, stake, answer)
         elif isinstance(answer, Started):
-            stake.number, stake.confirmed_at = answer.number, asked_at
+            stake.number = answer.number
             self._start_or_queue(run, stake)
         elif isinstance(answer, Queued):
-            self._line_up(run, stake, answer)
+            if self._fallback and not self._link.is_up:
+                # It has gone away since it answered, and nobody would look after those in its lines.
+                self._without_store(run, stake)
+            else:
+                self._line_up(run, stake, answer)
         else:
             stake.is_known = False
             self._slots.turn_away(run, self._refusal(run, stake, answer))
+
+    async def _answer(self, run: Run, stake: Stake) -> Answer:
+        """What the store says; asked again if it was read so late that a lease may have ended since."""
+        self._asked[stake.lease] = run
+        for _ in range(_QUESTIONS):
+            question = self._question(run, stake)
+            stake.confirmed_at = self._loop.time()
+            answer = await self._link.ask(self._storage.take(question))
+            if not isinstance(answer, Started) or self._is_fresh(stake) or run.reason is not None:
+                return answer
+        raise StorageUnavailable("its answers come too late for the lease")
+
+    def _is_fresh(self, stake: Stake) -> bool:
+        """Whether a lease lasts until it is renewed, even if what was told of it was read late."""
+        needs = stake.slots and self._storage.shares_slots
+        return not needs or self._loop.time() - stake.confirmed_at <= self._lease * _FRESH
 
     def _question(self, run: Run, stake: Stake, *, counted: bool = True, force: bool = False) -> Ask:
         stake.attempt += 1
@@ -323,6 +352,8 @@ class Shared:
         self._give_places_back(run)
         blocked = [(run.plan.slots[each], stake.slots[each]) for each in answer.blocked]
         self._slots.stand(run, blocked)
+        if stake.early is not None:
+            self.hear(stake.early)
         self._slots.advance()
 
     def _seat(self, run: Run, stake: Stake) -> bool:
@@ -360,16 +391,22 @@ class Shared:
 
     def hear(self, turn: Turn) -> None:
         """The turn of a call that stood in line has come. It may be told more than once."""
-        run = self._leases.line.get(turn.lease)
+        run = self._leases.line.get(turn.lease) or self._asked.get(turn.lease)
         stake = run.stake if run is not None else None
         if run is None or stake is None or turn.attempt != stake.attempt:
+            return
+        if turn.lease not in self._leases.line:
+            # It has overtaken the answer that the call stands in line.
+            stake.early = turn
+            return
+        if turn.refusal is None and not self._is_fresh(stake):
+            self._link.spawn(self.strayed(run, stake))
             return
         del self._leases.line[turn.lease]
         if turn.refusal is not None:
             stake.is_known = False
             self._slots.refuse(run, self._refusal(run, stake, turn.refusal))
             return
-        stake.confirmed_at = self._loop.time()
         if self._seat(run, stake):
             self._slots.call(run)
         else:
@@ -401,13 +438,14 @@ class Shared:
             if isinstance(answer, Started):
                 stake.confirmed_at = asked_at
                 return
-        if self._leases.held.pop(stake.lease, None) is not None:
+        if self._leases.held.pop(stake.lease, None) is not None and not stake.is_observed:
             logger.warning('"%s" has lost its slots to others: its lease has ended', run.plan.tool)
             run.abort(LeaseLost(run.plan.tool))
 
     async def strayed(self, run: Run, stake: Stake) -> None:
-        """The store does not know a waiter any more: it joins the line again, with its number."""
+        """The store may not know a waiter any more: it asks again, with its number."""
         question = self._question(run, stake)
+        stake.confirmed_at = self._loop.time()
         try:
             answer = await self._link.ask(self._storage.take(question))
         except StorageUnavailable:

@@ -1,4 +1,4 @@
-"""Rate limits in any other store that the `limits` package knows: memcached, MongoDB, or one registered with it.
+"""Rate limits in any other store of the `limits` package: memcached, MongoDB, or one registered with it.
 
 The counting is that package's own: its asyncio storages and its strategies. It counts one limit at a time and
 takes nothing back, which is weaker than one step of a Redis in these ways:
@@ -21,11 +21,12 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-import limits.aio.storage
 from limits import RateLimitItem, RateLimitItemPerSecond
+from limits.aio import storage as stores
 from limits.aio.storage import MovingWindowSupport, SlidingWindowCounterSupport
 from limits.aio.strategies import (
     FixedWindowRateLimiter,
@@ -48,7 +49,8 @@ _SECOND_US: Final = 1_000_000
 # The package computes waits in fractions of seconds, as floats, and is strict at a window's very edge.
 _MARGIN_US: Final = 1_000
 
-# A memcached takes keys of 250 bytes, and reads a longer time than 30 days as a date.
+# A memcached takes keys of 250 bytes without blanks, and reads a longer time than 30 days as a date.
+_PLAIN: Final = re.compile(r"[!-~]+")
 _LONGEST_NAME: Final = 120
 _LONGEST_PREFIX: Final = 64
 _MEMCACHED_SECONDS: Final = 30 * 24 * 3600
@@ -58,6 +60,14 @@ _STRATEGIES: Final[dict[str, type[RateLimiter]]] = {
     "moving-window": MovingWindowRateLimiter,
     "sliding-window": SlidingWindowCounterRateLimiter,
 }
+
+
+_CLIENTS: Final = {
+    "memcached": "memcachio",
+    "mongodb": "motor.motor_asyncio",
+    "mongodb+srv": "motor.motor_asyncio",
+}
+"""The client libraries of the package's own storages."""
 
 
 class LimitsStorage:
@@ -82,6 +92,7 @@ class LimitsStorage:
         self._options = _options(self._scheme, timeout)
         self._clock = SystemClock()
         self._asking: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._store: Any = self._make()
         self._supported = {"fixed-window"}
         if isinstance(self._store, MovingWindowSupport):
@@ -197,7 +208,7 @@ class LimitsStorage:
         return max(0, math.ceil(ends * _SECOND_US) - self._clock.wall_ns() // 1000) + _MARGIN_US
 
     async def _safely(self, question: Coroutine[Any, Any, _T]) -> _T:
-        """Ask to the end, even if whoever asks is cancelled: clients lose connections that are interrupted."""
+        """Ask to the end, even if whoever asks is cancelled: an interrupted client loses connections."""
         store = self._store_now()
         task = asyncio.get_running_loop().create_task(question)
         self._asking.add(task)
@@ -216,29 +227,33 @@ class LimitsStorage:
             task.exception()
 
     def _store_now(self) -> Any:
-        if self._store is None:
+        loop = asyncio.get_running_loop()
+        is_elsewhere = self._loop is not None and self._loop is not loop and self._scheme != "memory"
+        if self._store is None or is_elsewhere:
+            # Connections belong to a loop; those of one that has ended cannot be closed any more.
             self._store = self._make()
+        self._loop = loop
         return self._store
 
     def _make(self) -> Any:
-        known = sorted(each.removeprefix("async+") for each in _schemes())
-        if f"async+{self._scheme}" not in _schemes():
-            raise ConfigurationError(
-                f"Throttle.storage: the scheme {self._scheme}:// is not known; give redis:// or one of "
-                f"{', '.join(f'{each}://' for each in known)}"
-            )
+        client = _CLIENTS.get(self._scheme)
         try:
+            if client is not None:
+                # The package says this in other words, and for some of its storages too late.
+                import_module(client)
             return storage_from_string(self._uri, **self._options)
-        except LimitsConfigurationError as error:
-            needed = re.search(r"'([\w.]+)'.*(?:not available|could not be found)", str(error))
-            if needed:
-                package = needed[1].partition(".")[0]
+        except ImportError as error:
+            package = (client or error.name or "").partition(".")[0]
+            raise ConfigurationError(
+                f"Throttle.storage: {self._scheme}:// needs the package {package}; "
+                f"install it: pip install {package}"
+            ) from error
+        except (LimitsConfigurationError, ValueError) as error:
+            if str(error).startswith("unknown storage scheme"):
                 raise ConfigurationError(
-                    f"Throttle.storage: {self._scheme}:// needs the package {package}; install it: "
-                    f"pip install {package}"
-                ) from error
-            raise self._unreadable() from None
-        except ValueError:
+                    f"Throttle.storage: the scheme {self._scheme}:// is not known; give redis://, "
+                    f"{', '.join(f'{each}://' for each in _schemes())}"
+                ) from None
             raise self._unreadable() from None
 
     def _unreadable(self) -> ConfigurationError:
@@ -262,11 +277,14 @@ class LimitsStorage:
             return
 
 
-def _schemes() -> set[str]:
-    """The asyncio schemes of the package but Redis: that has a storage of its own."""
-    from limits._storage_scheme import SCHEMES
-
-    return {each for each in SCHEMES if each.startswith("async+") and not re.search("redis|valkey", each)}
+def _schemes() -> list[str]:
+    """The schemes that the package brings, but those of Redis, which has a storage of its own here."""
+    brought = {
+        scheme.removeprefix("async+")
+        for name in stores.__all__
+        for scheme in getattr(getattr(stores, name), "STORAGE_SCHEME", None) or ()
+    }
+    return sorted(each for each in brought if not re.search("redis|valkey", each))
 
 
 async def _closer(store: Any) -> Callable[[], Any] | None:
@@ -289,7 +307,7 @@ def _options(scheme: str, timeout: float) -> dict[str, Any]:
 
 
 def _short(text: str, most: int) -> str:
-    """`text` itself, or a digest of what is too long."""
-    if len(text) <= most and text.isascii():
+    """`text` itself, or a digest of what is too long or has characters that end a memcached's keys."""
+    if len(text) <= most and _PLAIN.fullmatch(text):
         return text
     return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"

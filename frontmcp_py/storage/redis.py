@@ -193,7 +193,8 @@ class RedisStorage:
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             # Connections belong to a loop; those of one that has ended cannot be closed any more.
-            self._client, self._loop = self._address.client(self._timeout, self._connections, self._base), loop
+            self._client = self._address.client(self._timeout, self._connections, self._base)
+            self._loop = loop
         return self._client
 
     async def _run(self, name: str, *arguments: str | int) -> Any:

@@ -11,17 +11,22 @@ local holders = tonumber(ARGV[4])
 local lost, strayed, stirred = {}, {}, {}
 local renewed = {}
 
+-- Keep what a call holds, if it holds it all still.
+local function keep(lease, needs)
+  if not holds(needs.slots, lease) then return false end
+  renewed[call_key(lease)] = true
+  for _, slot in ipairs(needs.slots) do
+    redis.call('ZADD', held_key(slot[1]), digits(ends), lease)
+    renewed[held_key(slot[1])] = true
+  end
+  return true
+end
+
 for i = 5, 4 + holders do
   local lease = ARGV[i]
   local known = redis.call('HMGET', call_key(lease), 'state', 'needs')
   local needs = known[1] == 'held' and cjson.decode(known[2])
-  if needs and holds(needs.slots, lease) then
-    renewed[call_key(lease)] = true
-    for _, slot in ipairs(needs.slots) do
-      redis.call('ZADD', held_key(slot[1]), digits(ends), lease)
-      renewed[held_key(slot[1])] = true
-    end
-  else
+  if not needs or not keep(lease, needs) then
     lost[#lost + 1] = lease
     if needs then
       let_go(needs.slots, lease)
@@ -34,8 +39,8 @@ end
 for i = 5 + holders, #ARGV do
   local lease = ARGV[i]
   local known = redis.call('HMGET', call_key(lease), 'state', 'needs', 'attempt', 'rate', 'wait')
-  local needs = known[2] and cjson.decode(known[2])
-  if known[1] == 'waiting' and stands(needs.slots, lease) then
+  local state, needs = known[1], known[2] and cjson.decode(known[2])
+  if state == 'waiting' and stands(needs.slots, lease) then
     renewed[call_key(lease)] = true
     for _, slot in ipairs(needs.slots) do
       redis.call('ZADD', live_key(slot[1]), digits(ends), lease)
@@ -43,9 +48,9 @@ for i = 5 + holders, #ARGV do
       renewed[line_key(slot[1])] = true
       stirred[#stirred + 1] = slot
     end
-  elseif known[1] == 'held' then
+  elseif state == 'held' and keep(lease, needs) then
     turns[#turns + 1] = { lease, tonumber(known[3]), -1, 0 }
-  elseif known[1] == 'refused' then
+  elseif state == 'refused' then
     turns[#turns + 1] = { lease, tonumber(known[3]), tonumber(known[4]), tonumber(known[5]) }
   else
     strayed[#strayed + 1] = lease
