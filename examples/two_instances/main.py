@@ -482,7 +482,7 @@ async def killed(story: Story, site: Site) -> None:
     by_the_other = patient.code == "ok" and patient.instance != lost.instance
     story.promise("the one that waited, at the other instance, is made", by_the_other)
     story.promise(
-        f"it begins when the lease of the dead instance is over, {LEASE:g} s after the kill at the latest",
+        f"it begins when the lease of the dead instance is over, {LEASE:g} s after its last sign of life",
         0 < after < LEASE + LEEWAY,
     )
     story.end()

@@ -70,7 +70,8 @@ def main() -> None:
         storage=options.store,
         key_prefix=options.prefix,
         lease=2,  # the slots of an instance that is killed are free again after so many seconds
-        fallback="memory",  # while the store cannot be reached, count alone
+        storage_timeout=1,  # a store that takes longer to answer counts as one that is away
+        fallback="memory",  # and while it is, this instance counts alone
     )
     help_desk(options.name, options.journal, throttle).run("http", port=options.port)
 

@@ -132,7 +132,7 @@ class TooOften:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """The question came after its call was given up, or after a newer question of it; it has changed nothing."""
+    """The question came after its call was given up, or after a newer one of it; it has changed nothing."""
 
 
 Answer: TypeAlias = Started | Queued | NoSlot | TooOften | Void
@@ -145,7 +145,7 @@ class Turn:
     Attributes:
         lease: The call.
         attempt: The question that it had joined the line with.
-        refusal: `None`: it has started. Else its rate limit has run out meanwhile, and its turn has passed on.
+        refusal: `None`: it has started. Else its rate limit has run out meanwhile, and its turn passed on.
     """
 
     lease: str

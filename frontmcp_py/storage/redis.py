@@ -1,7 +1,7 @@
 """Counts and slots in a Redis or a Valkey, for several instances.
 
-Every question is one of the scripts in `lua/`, which the store runs in one step; here they are only called and
-their answers read. The scripts begin with `common.lua`, which states the invariants.
+Every question is one of the scripts in `lua/`, which the store runs in one step; here they are only called,
+and their answers read. The scripts begin with `common.lua`, which states the invariants.
 """
 
 from __future__ import annotations

@@ -148,13 +148,9 @@ class RedisAddress:
     def _target(self, timeout: float, tag: str) -> dict[str, Any]:
         host, port = self.hosts[0]
         if self.kind == "unix":
-            return {"connection_class": UnixDomainSocketConnection, "path": host}
+            return {"connection_class": _Unix, "path": host}
         if self.kind == "server":
-            return {
-                "connection_class": SSLConnection if self.secure else Connection,
-                "host": host,
-                "port": port,
-            }
+            return {"connection_class": _SSL if self.secure else _TCP, "host": host, "port": port}
         # However many there are to ask, one that hangs leaves time for the others.
         share = timeout / (len(self.hosts) + 1)
         brief: dict[str, Any] = {
@@ -171,14 +167,40 @@ class RedisAddress:
         return {"connection_class": _LocatedSSL if self.secure else _Located, "locate": locate}
 
 
-# -- servers that move -----------------------------------------------------------------------------------
+# -- connections -----------------------------------------------------------------------------------------
 
 
-class _Located(Connection):
+class _Writing:
+    """Says in redis-py's words that a connection was lost while nobody used it.
+
+    From Python 3.12 on, asyncio tells whoever writes to it of an attribute that is not there any more.
+    """
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        base: Any = super()  # typed in parts only, like the rest of what it is called for here
+        try:
+            await base.send_packed_command(*args, **options)
+        except AttributeError as error:
+            raise ConnectionLost("the connection was lost") from error
+
+
+class _TCP(_Writing, Connection):
+    pass
+
+
+class _SSL(_Writing, SSLConnection):
+    pass
+
+
+class _Unix(_Writing, UnixDomainSocketConnection):
+    pass
+
+
+class _Located(_TCP):
     """A connection that asks where its server is each time it is made, and ends when that is another one."""
 
     def __init__(self, *, locate: Callable[[], Awaitable[Place]], **options: Any) -> None:
-        base: Any = super()  # typed in parts only, like the rest of what it is called for here
+        base: Any = super()
         base.__init__(**options)
         self._locate = locate
 
@@ -198,8 +220,11 @@ class _Located(Connection):
             raise ConnectionLost(f"{self.host}:{self.port} is not the server any more: {error}") from error
 
 
-class _LocatedSSL(_Located, SSLConnection):
+class _LocatedSSL(_Located, _SSL):
     pass
+
+
+# -- servers that move -----------------------------------------------------------------------------------
 
 
 def _is_elsewhere(error: ResponseError) -> bool:
@@ -337,7 +362,7 @@ _ANY: Final[_Known] = {
     "health_check_interval": (_number, "whole seconds"),
 }
 _DB: Final[_Known] = {"db": (_number, "a number from 0")}
-_TCP: Final[_Known] = {"socket_keepalive": (_flag, "true or false")}
+_SOCKET: Final[_Known] = {"socket_keepalive": (_flag, "true or false")}
 _SENTINEL: Final[_Known] = {"sentinel_username": (str, "text"), "sentinel_password": (str, "text")}
 _TLS: Final[_Known] = {
     "ssl_ca_certs": (_file, "an existing file"),
@@ -352,7 +377,7 @@ def _known(kind: str, secure: bool) -> _Known:
     return {
         **_ANY,
         **(_DB if kind != "cluster" else {}),
-        **(_TCP if kind != "unix" else {}),
+        **(_SOCKET if kind != "unix" else {}),
         **(_SENTINEL if kind == "sentinel" else {}),
         **(_TLS if secure else {}),
     }

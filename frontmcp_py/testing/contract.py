@@ -89,11 +89,13 @@ class StorageContract:
         time_can_be_set: Whether instances tell the time by what they are given. If not, what needs that is
             skipped.
         is_atomic: Whether a question is one step that may be repeated. If not, what needs that is skipped.
+        longest_window_us: The longest window that can be counted, in microseconds.
     """
 
     resolution_us: int = 1
     time_can_be_set: bool = True
     is_atomic: bool = True
+    longest_window_us: int = 366 * 24 * 60 * MINUTE
 
     def make_instances(self, count: int, *, lease: float, now_us: Callable[[], int]) -> Sequence[Storage]:
         """Make instances that share one store, which is empty at the beginning of each test.
@@ -418,7 +420,7 @@ class StorageContract:
         async with self.instance() as storage:
             for strategy in filter(storage.supports, STRATEGIES):
                 most = 10_000 if strategy == "moving-window" else 10**9
-                for window_us in (MINUTE, 366 * 24 * 60 * MINUTE):
+                for window_us in (MINUTE, self.longest_window_us):
                     need = rate(f"{strategy} {window_us}", most, window_us, strategy)
                     for _ in range(3):
                         await self.start(storage, need)
@@ -1123,6 +1125,24 @@ class StorageContract:
             found = Renewed(turns=(Turn(refused.lease, 1, TooOften(0, MINUTE - SECOND)), *_turns(starts)))
             assert await two.renew([], leases) == found
             assert await two.renew([], leases) == found
+
+    async def test_what_a_renewal_finds_to_have_started_is_kept(self) -> None:
+        async with self.slot_instances(2) as (one, two):
+            holder = await self.start(one, slot())
+            starts = await self.queue(two, slot())
+            await one.release(holder.lease)
+            for _ in range(2):
+                self.later(0.6 * LEASE * SECOND)
+                assert await two.renew([], [starts.lease]) == Renewed(turns=_turns(starts))
+
+    async def test_a_turn_that_is_found_after_its_lease_has_gone_astray(self) -> None:
+        async with self.slot_instances(2) as (one, two):
+            holder = await self.start(one, slot())
+            late = await self.queue(two, slot())
+            await one.release(holder.lease)
+            self.later(LEASE * SECOND)
+            assert await two.renew([], [late.lease]) == Renewed(strayed=(late.lease,))
+            await self.start(one, slot())
 
     async def test_waiters_of_an_instance_that_has_gone_hold_nobody_up(self) -> None:
         async with self.slot_instances(2) as (gone, lives):

@@ -109,21 +109,18 @@ class InProcessStore:
 
     def take(self, ask: Ask, asker: InProcessStorage) -> Answer:
         """See `Storage.take`."""
-        number = ask.number
+        call = _Call("held", ask, asker, ask.number, ask.attempt)
         known = self._calls.get(ask.lease)
         if known is not None:
             answer = self._answer_again(known, ask)
             if answer is not None:
                 return answer
-            number = number or known.number
+            call.number = call.number or known.number
             self._drop(known, uncount=True)
+        if not call.number:
+            call.number = self._numbers = self._numbers + 1
         # Whoever waits goes before a newcomer to what has just come free.
-        for need in ask.slots:
-            if self._purge(need.key):
-                self._advance([need])
-        if not number:
-            number = self._numbers = self._numbers + 1
-        call = _Call("held", ask, asker, number, ask.attempt)
+        self._advance([need for need in ask.slots if self._purge(need.key)])
         if not ask.force:
             refusal = self._exhausted(ask.rates)
             if refusal is not None:
@@ -133,7 +130,7 @@ class InProcessStore:
                 return self._queue(call, blocked)
         self._calls[ask.lease] = call
         self._start(call)
-        return Started(number)
+        return Started(call.number)
 
     def pass_on(self, lease: str, attempt: int, asker: InProcessStorage) -> Sequence[Turn]:
         """See `Storage.pass_on`."""
@@ -176,7 +173,9 @@ class InProcessStore:
                 for need in call.ask.slots:
                     self._slot(need).alive[lease] = self._end_us()
                 stirred += call.ask.slots
-            elif call is not None and call.state in {"held", "refused"}:
+            elif call is not None and (call.state == "refused" or self._holds(call)):
+                if call.state == "held":
+                    self._hold(call)
                 turns.append(Turn(lease, call.attempt, call.refusal))
             else:
                 strayed.append(lease)

@@ -19,13 +19,16 @@ local base = KEYS[1]
 local lease_ms = tonumber(ARGV[2])
 local instance = ARGV[3]
 
--- ARGV[1] is a moment for tests that decide what time it is; 0 is the store's own clock.
-local now = tonumber(ARGV[1])
-if now == 0 then
-  local clock = redis.call('TIME')
-  now = clock[1] * 1000000 + clock[2]
+-- The moment, asked for once and only if it is needed. ARGV[1] is one for tests that decide what time it is.
+local moment = tonumber(ARGV[1])
+local function now()
+  if moment == 0 then
+    local clock = redis.call('TIME')
+    moment = clock[1] * 1000000 + clock[2]
+  end
+  return moment
 end
-local ends = now + lease_ms * 1000
+local function ends() return now() + lease_ms * 1000 end
 
 -- How many waiters of one line a script looks at, how often it begins again because one of them was refused, and
 -- how many dead ones it removes. What is left over is found by the next renewal of an instance that waits there.
@@ -40,6 +43,11 @@ local function held_key(slot) return base .. ':held:' .. slot end
 local function line_key(slot) return base .. ':line:' .. slot end
 local function live_key(slot) return base .. ':live:' .. slot end
 local function call_key(lease) return base .. ':call:' .. lease end
+
+-- Let a key live for one lease more, unless an instance with a longer one has a part in it.
+local function prolong(key)
+  if redis.call('PTTL', key) < lease_ms then redis.call('PEXPIRE', key, lease_ms) end
+end
 
 -- Where a call stands in its lines: nested ones below zero, then control, then normal, each by arrival.
 local CLASS = 4503599627370496 -- 2^52: with a number beside it still exact
@@ -64,14 +72,14 @@ local function wait_of(rate)
   local strategy, most, window = rate[2], rate[3], rate[4]
   if strategy == 'moving-window' then
     local log = log_key(rate)
-    redis.call('ZREMRANGEBYSCORE', log, '-inf', digits(now - window))
+    redis.call('ZREMRANGEBYSCORE', log, '-inf', digits(now() - window))
     if redis.call('ZCARD', log) < most then return 0 end
     local entry = redis.call('ZREVRANGE', log, most - 1, most - 1, 'WITHSCORES')
-    return math.max(1, tonumber(entry[2]) + window - now)
+    return math.max(1, tonumber(entry[2]) + window - now())
   end
-  local key, begin = window_key(rate, now)
+  local key, begin = window_key(rate, now())
   local current = tonumber(redis.call('GET', key) or 0)
-  local left = begin + window - now
+  local left = begin + window - now()
   if strategy == 'fixed-window' then
     if current < most then return 0 end
     return left
@@ -98,12 +106,11 @@ local function count(rates, lease)
     local lasts = math.ceil(2 * rate[4] / 1000)
     if rate[2] == 'moving-window' then
       local log = log_key(rate)
-      redis.call('ZADD', log, digits(now), lease)
+      redis.call('ZADD', log, digits(now()), lease)
       redis.call('PEXPIRE', log, lasts)
     else
-      local key = window_key(rate, now)
-      redis.call('INCR', key)
-      redis.call('PEXPIRE', key, lasts)
+      local key = window_key(rate, now())
+      if redis.call('INCR', key) == 1 then redis.call('PEXPIRE', key, lasts) end
     end
   end
 end
@@ -124,8 +131,8 @@ end
 
 -- Remove whatever has ended; whether that was anything.
 local function purge(slot)
-  local gone = redis.call('ZREMRANGEBYSCORE', held_key(slot), '-inf', digits(now))
-  local dead = redis.call('ZRANGEBYSCORE', live_key(slot), '-inf', digits(now), 'LIMIT', 0, BURIES)
+  local gone = redis.call('ZREMRANGEBYSCORE', held_key(slot), '-inf', digits(now()))
+  local dead = redis.call('ZRANGEBYSCORE', live_key(slot), '-inf', digits(now()), 'LIMIT', 0, BURIES)
   if #dead > 0 then
     redis.call('ZREM', live_key(slot), unpack(dead))
     redis.call('ZREM', line_key(slot), unpack(dead))
@@ -145,8 +152,8 @@ end
 
 local function hold(slots, lease)
   for _, slot in ipairs(slots) do
-    redis.call('ZADD', held_key(slot[1]), digits(ends), lease)
-    redis.call('PEXPIRE', held_key(slot[1]), lease_ms)
+    redis.call('ZADD', held_key(slot[1]), digits(ends()), lease)
+    prolong(held_key(slot[1]))
   end
 end
 
@@ -154,7 +161,7 @@ end
 local function holds(slots, lease)
   for _, slot in ipairs(slots) do
     local until_when = redis.call('ZSCORE', held_key(slot[1]), lease)
-    if not until_when or tonumber(until_when) <= now then return false end
+    if not until_when or tonumber(until_when) <= now() then return false end
   end
   return true
 end
@@ -174,9 +181,9 @@ end
 local function join(slots, lease, order)
   for _, slot in ipairs(slots) do
     redis.call('ZADD', line_key(slot[1]), digits(order), lease)
-    redis.call('ZADD', live_key(slot[1]), digits(ends), lease)
-    redis.call('PEXPIRE', line_key(slot[1]), lease_ms)
-    redis.call('PEXPIRE', live_key(slot[1]), lease_ms)
+    redis.call('ZADD', live_key(slot[1]), digits(ends()), lease)
+    prolong(line_key(slot[1]))
+    prolong(live_key(slot[1]))
   end
 end
 
@@ -189,9 +196,28 @@ end
 
 ---------------------------------------------------------------------------------------------------- calls
 
-local function record(lease, ...)
-  redis.call('HSET', call_key(lease), ...)
-  redis.call('PEXPIRE', call_key(lease), lease_ms)
+-- What is known of a call is one text, a field on each line, so that it is read and written in one command.
+local FIELDS = { 'state', 'attempt', 'number', 'instance', 'at', 'rate', 'wait', 'needs' }
+
+local function known_of(lease)
+  local text = redis.call('GET', call_key(lease))
+  if not text then return nil end
+  local call, nth = {}, 1
+  for value in string.gmatch(text, '[^\n]+') do
+    call[FIELDS[nth]] = value
+    nth = nth + 1
+  end
+  call.attempt, call.number, call.at = tonumber(call.attempt), tonumber(call.number), tonumber(call.at)
+  call.rate, call.wait = tonumber(call.rate), tonumber(call.wait)
+  return call
+end
+
+local function record(lease, call)
+  local text = table.concat({
+    call.state, digits(call.attempt or 0), digits(call.number or 0), call.instance or instance, digits(call.at or 0),
+    digits(call.rate or -1), digits(call.wait or 0), call.needs or '',
+  }, '\n')
+  redis.call('SET', call_key(lease), text, 'PX', lease_ms)
 end
 
 -- Turns of this instance's own calls go into the answer, if it has room for them; the others are told at once.
@@ -199,25 +225,26 @@ local turns = {}
 local answers_turns = true
 local function tell(lease, owner, attempt, rate, wait)
   if answers_turns and owner == instance then
-    turns[#turns + 1] = { lease, tonumber(attempt), rate or -1, wait or 0 }
+    turns[#turns + 1] = { lease, attempt, rate or -1, wait or 0 }
   else
-    local text = lease .. ' ' .. attempt .. ' ' .. (rate or -1) .. ' ' .. digits(wait or 0)
+    local text = lease .. ' ' .. digits(attempt) .. ' ' .. (rate or -1) .. ' ' .. digits(wait or 0)
     redis.call('PUBLISH', base .. ':to:' .. owner, text)
   end
 end
 
 -- The turn of a waiter has come: it starts, or its rate limit refuses it. Whether it started.
-local function serve(lease, known, needs)
+local function serve(lease, call, needs)
   quit(needs.slots, lease)
   local rate, wait = exhausted(needs.rates)
   if rate then
-    record(lease, 'state', 'refused', 'rate', rate, 'wait', digits(wait))
+    call.state, call.rate, call.wait = 'refused', rate, wait
   else
     count(needs.rates, lease)
     hold(needs.slots, lease)
-    record(lease, 'state', 'held', 'at', digits(now))
+    call.state, call.at = 'held', now()
   end
-  tell(lease, known[2], known[3], rate, wait)
+  record(lease, call)
+  tell(lease, call.instance, call.attempt, rate, wait)
   return not rate
 end
 
@@ -225,8 +252,10 @@ end
 local function candidates_of(slots)
   local found, seen = {}, {}
   for slot in pairs(slots) do
-    purge(slot)
     local line = redis.call('ZRANGE', line_key(slot), 0, LOOKS - 1, 'WITHSCORES')
+    if #line > 0 and purge(slot) then
+      line = redis.call('ZRANGE', line_key(slot), 0, LOOKS - 1, 'WITHSCORES')
+    end
     for i = 1, #line, 2 do
       if not seen[line[i]] then
         seen[line[i]] = true
@@ -255,24 +284,28 @@ local function advance(slots)
   local stirred = {}
   for _, slot in ipairs(slots) do stirred[slot[1]] = true end
   for _ = 1, ROUNDS do
-    if not next(stirred) then return end
-    local again, closed = {}, {}
+    local again, wider, closed = false, false, {}
     for _, waiter in ipairs(candidates_of(stirred)) do
-      if not closed[waiter.slot] then
-        local known = redis.call('HMGET', call_key(waiter.lease), 'state', 'instance', 'attempt', 'needs')
-        if known[1] ~= 'waiting' then
+      if not wider and not closed[waiter.slot] then
+        local call = known_of(waiter.lease)
+        if not call or call.state ~= 'waiting' then
           redis.call('ZREM', line_key(waiter.slot), waiter.lease)
           redis.call('ZREM', live_key(waiter.slot), waiter.lease)
         else
-          local needs = cjson.decode(known[4])
+          local needs = cjson.decode(call.needs)
           if can_start(needs.slots, waiter.lease, waiter.order, closed)
-            and not serve(waiter.lease, known, needs) then
-            -- It kept places that are now there for those behind it.
-            for _, slot in ipairs(needs.slots) do again[slot[1]] = true end
+            and not serve(waiter.lease, call, needs) then
+            -- The places that it kept are there now for those behind it; in lines that were not looked at yet,
+            -- some of them may go before whoever is next in these.
+            again = true
+            for _, slot in ipairs(needs.slots) do
+              wider = wider or not stirred[slot[1]]
+              stirred[slot[1]] = true
+            end
           end
         end
       end
     end
-    stirred = again
+    if not again then return end
   end
 end

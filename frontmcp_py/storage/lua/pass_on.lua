@@ -7,13 +7,14 @@
 -- ARGV  1 moment  2 lease in ms  3 instance  4 lease  5 attempt
 -- Returns  the turns of this instance's calls: {{lease, attempt, rate or -1, wait}...}; others' are published.
 
-local lease = ARGV[4]
-local known = redis.call('HMGET', call_key(lease), 'state', 'attempt', 'needs', 'at')
-if known[1] == 'held' and known[2] == ARGV[5] then
-  local needs = cjson.decode(known[3])
+local lease, attempt = ARGV[4], tonumber(ARGV[5])
+local call = known_of(lease)
+if call and call.state == 'held' and call.attempt == attempt then
+  local needs = cjson.decode(call.needs)
   let_go(needs.slots, lease)
-  uncount(needs.rates, lease, tonumber(known[4]))
-  record(lease, 'state', 'parked')
+  uncount(needs.rates, lease, call.at)
+  call.state = 'parked'
+  record(lease, call)
   advance(needs.slots)
 end
 return turns

@@ -8,21 +8,20 @@
 -- Returns  the turns of this instance's calls: {{lease, attempt, rate or -1, wait}...}; others' are published.
 
 local lease, undo = ARGV[4], ARGV[5] == '1'
-local known = redis.call('HMGET', call_key(lease), 'state', 'needs', 'at')
-local state = known[1]
+local call = known_of(lease)
+local state = call and call.state
 
 if undo then
-  redis.call('DEL', call_key(lease))
-  record(lease, 'state', 'void')
+  record(lease, { state = 'void' })
 elseif state and state ~= 'void' then
   redis.call('DEL', call_key(lease))
 end
 
 if state == 'held' or state == 'waiting' then
-  local needs = cjson.decode(known[2])
+  local needs = cjson.decode(call.needs)
   if state == 'held' then
     let_go(needs.slots, lease)
-    if undo then uncount(needs.rates, lease, tonumber(known[3])) end
+    if undo then uncount(needs.rates, lease, call.at) end
   else
     quit(needs.slots, lease)
   end

@@ -16,7 +16,7 @@ local function keep(lease, needs)
   if not holds(needs.slots, lease) then return false end
   renewed[call_key(lease)] = true
   for _, slot in ipairs(needs.slots) do
-    redis.call('ZADD', held_key(slot[1]), digits(ends), lease)
+    redis.call('ZADD', held_key(slot[1]), digits(ends()), lease)
     renewed[held_key(slot[1])] = true
   end
   return true
@@ -24,8 +24,8 @@ end
 
 for i = 5, 4 + holders do
   local lease = ARGV[i]
-  local known = redis.call('HMGET', call_key(lease), 'state', 'needs')
-  local needs = known[1] == 'held' and cjson.decode(known[2])
+  local call = known_of(lease)
+  local needs = call and call.state == 'held' and cjson.decode(call.needs)
   if not needs or not keep(lease, needs) then
     lost[#lost + 1] = lease
     if needs then
@@ -38,26 +38,26 @@ end
 
 for i = 5 + holders, #ARGV do
   local lease = ARGV[i]
-  local known = redis.call('HMGET', call_key(lease), 'state', 'needs', 'attempt', 'rate', 'wait')
-  local state, needs = known[1], known[2] and cjson.decode(known[2])
+  local call = known_of(lease)
+  local state, needs = call and call.state, call and call.needs and cjson.decode(call.needs)
   if state == 'waiting' and stands(needs.slots, lease) then
     renewed[call_key(lease)] = true
     for _, slot in ipairs(needs.slots) do
-      redis.call('ZADD', live_key(slot[1]), digits(ends), lease)
+      redis.call('ZADD', live_key(slot[1]), digits(ends()), lease)
       renewed[live_key(slot[1])] = true
       renewed[line_key(slot[1])] = true
       stirred[#stirred + 1] = slot
     end
   elseif state == 'held' and keep(lease, needs) then
-    turns[#turns + 1] = { lease, tonumber(known[3]), -1, 0 }
+    turns[#turns + 1] = { lease, call.attempt, -1, 0 }
   elseif state == 'refused' then
-    turns[#turns + 1] = { lease, tonumber(known[3]), tonumber(known[4]), tonumber(known[5]) }
+    turns[#turns + 1] = { lease, call.attempt, call.rate, call.wait }
   else
     strayed[#strayed + 1] = lease
   end
 end
 
-for key in pairs(renewed) do redis.call('PEXPIRE', key, lease_ms) end
-redis.call('PEXPIRE', base .. ':number', lease_ms)
+for key in pairs(renewed) do prolong(key) end
+prolong(base .. ':number')
 advance(stirred)
 return { turns, lost, strayed }

@@ -28,67 +28,67 @@ local function with(head, blocked)
   return head
 end
 
+local call = known_of(lease)
+
+-- Nothing is kept of a call that is refused.
+local function refused(answer)
+  if call then redis.call('DEL', call_key(lease)) end
+  return answer
+end
+
 -- What is known of the call already: an answer that was lost, or a turn whose passing on was.
-local known = redis.call('HMGET', call_key(lease), 'state', 'attempt', 'number', 'rate', 'wait', 'at')
-local state = known[1]
-if state then
-  local asked = tonumber(known[2] or 0)
-  if state == 'void' or attempt < asked then return { 'void' } end
-  if state == 'held' then
+if call then
+  if call.state == 'void' or attempt < call.attempt then return { 'void' } end
+  local is_repeated = attempt == call.attempt
+  call.attempt = attempt
+  if call.state == 'held' then
     if holds(needs.slots, lease) then
-      record(lease, 'attempt', attempt)
-      return { 'started', tonumber(known[3]) }
+      record(lease, call)
+      return { 'started', call.number }
     end
     let_go(needs.slots, lease)
-    uncount(needs.rates, lease, tonumber(known[6]))
-  elseif state == 'waiting' and stands(needs.slots, lease) then
-    record(lease, 'attempt', attempt)
-    return with({ 'queued', tonumber(known[3]) }, blocked_for(order_of(rank, tonumber(known[3]))))
-  elseif state == 'refused' and attempt == asked then
-    return { 'often', tonumber(known[4]), tonumber(known[5]) }
+    uncount(needs.rates, lease, call.at)
+  elseif call.state == 'waiting' and stands(needs.slots, lease) then
+    record(lease, call)
+    return with({ 'queued', call.number }, blocked_for(order_of(rank, call.number)))
+  elseif call.state == 'refused' and is_repeated then
+    return { 'often', call.rate, call.wait }
   end
-  if number == 0 then number = tonumber(known[3]) end
+  if number == 0 then number = call.number end
+end
+
+-- The first write of all: a store that is out of memory refuses it, and nothing has been changed.
+if number == 0 then
+  number = redis.call('INCR', base .. ':number')
+  if number == 1 then redis.call('PEXPIRE', base .. ':number', lease_ms) end
 end
 
 -- Whoever waits goes before a newcomer to what has just come free.
+local freed = {}
 for _, slot in ipairs(needs.slots) do
-  if purge(slot[1]) then advance({ slot }) end
+  if purge(slot[1]) then freed[#freed + 1] = slot end
 end
-
-if number == 0 then
-  number = redis.call('INCR', base .. ':number')
-end
-redis.call('PEXPIRE', base .. ':number', lease_ms)
-local order = order_of(rank, number)
+advance(freed)
 
 if not forced then
   local rate, wait = exhausted(needs.rates)
-  if rate then
-    redis.call('DEL', call_key(lease))
-    return { 'often', rate, wait }
-  end
-  local blocked = blocked_for(order)
+  if rate then return refused({ 'often', rate, wait }) end
+  local blocked = blocked_for(order_of(rank, number))
   if #blocked > 0 then
     for _, position in ipairs(blocked) do
       local slot = needs.slots[position + 1]
       local is_full = slot[4] >= 0 and rank ~= 0 and redis.call('ZCOUNT', line_key(slot[1]), 0, '+inf') >= slot[4]
-      if slot[3] == 1 or is_full then
-        redis.call('DEL', call_key(lease))
-        return with({ 'full', position }, blocked)
-      end
+      if slot[3] == 1 or is_full then return refused(with({ 'full', position }, blocked)) end
     end
-    if not may_wait then
-      redis.call('DEL', call_key(lease))
-      return with({ 'full', -1 }, blocked)
-    end
-    join(needs.slots, lease, order)
-    record(lease, 'state', 'waiting', 'attempt', attempt, 'number', number, 'instance', instance, 'needs', ARGV[10])
+    if not may_wait then return refused(with({ 'full', -1 }, blocked)) end
+    prolong(base .. ':number')
+    join(needs.slots, lease, order_of(rank, number))
+    record(lease, { state = 'waiting', attempt = attempt, number = number, needs = ARGV[10] })
     return with({ 'queued', number }, blocked)
   end
 end
 
 count(needs.rates, lease)
 hold(needs.slots, lease)
-record(lease, 'state', 'held', 'attempt', attempt, 'number', number, 'instance', instance, 'needs', ARGV[10],
-  'at', digits(now))
+record(lease, { state = 'held', attempt = attempt, number = number, needs = ARGV[10], at = now() })
 return { 'started', number }
