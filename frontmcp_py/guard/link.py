@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from frontmcp_py.storage import StorageUnavailable
@@ -51,33 +51,33 @@ class Link:
         self.is_up: bool = True
         self.outages: int = 0
 
-    async def ask(self, question: Coroutine[Any, Any, T]) -> T:
+    async def ask(self, question: Awaitable[T]) -> T:
         """Ask the store.
-
-        Whoever asks may be cancelled: the question then goes on by itself, since one that is broken off
-        would cost its connection.
 
         Raises:
             StorageUnavailable: There was no answer in time, or none that could be used.
+            asyncio.CancelledError: Whoever asks was cancelled. The store may have heard the question.
         """
-        task = self.spawn(question)
-        due = self._loop.time() + self._budget
-        await asyncio.wait((task,), timeout=self._budget)
-        if not task.done() and self._loop.time() > due + _LATE:
-            await asyncio.wait((task,), timeout=self._budget)
-        if not task.done():
-            task.cancel()
+        loop = self._loop
+        due = loop.time() + self._budget
+        try:
+            async with asyncio.timeout_at(due + self._budget) as limit:
+                timer = loop.call_at(due, self._is_over, limit, due)
+                try:
+                    return await question
+                finally:
+                    timer.cancel()
+        except TimeoutError:
             error: Exception = StorageUnavailable(f"no answer within {self._budget:g} s")
-        elif task.cancelled():
-            error = StorageUnavailable("the question was broken off")
-        elif (failure := task.exception()) is None:
-            return task.result()
-        elif isinstance(failure, Exception):
+        except Exception as failure:
             error = failure
-        else:
-            raise failure
         self.lost(error)
         raise StorageUnavailable(str(error)) from error
+
+    def _is_over(self, limit: asyncio.Timeout, due: float) -> None:
+        now = self._loop.time()
+        if now <= due + _LATE:
+            limit.reschedule(now)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Let something go on beside; its failure is nobody's unless it is awaited."""

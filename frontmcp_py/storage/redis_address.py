@@ -173,14 +173,15 @@ class RedisAddress:
 class _Writing:
     """Says in redis-py's words that a connection was lost while nobody used it.
 
-    From Python 3.12 on, asyncio tells whoever writes to it of an attribute that is not there any more.
+    Whoever writes to it is told in others: asyncio, from Python 3.12 on, misses an attribute that is not there any
+    more, and uvloop says at run time that the handler is closed.
     """
 
     async def send_packed_command(self, *args: Any, **options: Any) -> None:
         base: Any = super()  # typed in parts only, like the rest of what it is called for here
         try:
             await base.send_packed_command(*args, **options)
-        except AttributeError as error:
+        except (AttributeError, RuntimeError) as error:
             raise ConnectionLost("the connection was lost") from error
 
 

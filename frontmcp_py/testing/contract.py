@@ -762,6 +762,20 @@ class StorageContract:
             assert await storage.release(other.lease) == ()
             assert await storage.release(earlier.lease) == _turns(later)
 
+    async def test_a_refused_waiter_makes_way_in_the_order_of_all_its_lines(self) -> None:
+        async with self.slot_instance() as storage:
+            holder = await self.start(storage, slot("b"))
+            refused = await self.queue(storage, rate("run out"), slot("a"), slot("b"))
+            earlier = await self.queue(storage, rate("one left"), slot("a"))
+            later = await self.queue(storage, rate("one left"), slot("b"))
+            await self.start(storage, rate("run out"))
+            turns = await storage.release(holder.lease)
+            assert [(turn.lease, turn.refusal is None) for turn in turns] == [
+                (refused.lease, False),
+                (earlier.lease, True),
+                (later.lease, False),
+            ]
+
     async def test_a_hundred_refused_waiters_hold_nobody_up(self) -> None:
         async with self.slot_instance() as storage:
             holder = await self.start(storage, slot())
@@ -1031,6 +1045,20 @@ class StorageContract:
             newcomer = await self.queue(two, slot())
             assert [await ear.turn()] == [*_turns(waiter)]
             assert await two.release(waiter.lease) == _turns(newcomer)
+
+    async def test_the_order_of_waiters_holds_over_all_that_a_crash_has_left(self) -> None:
+        async with self.slot_instances(2) as (one, two), self.listening(two) as ear:
+            await self.start(one, slot("a"), slot("b"))
+            earlier = await self.queue(two, rate(), slot("b"))
+            later = await self.queue(two, rate(), slot("a"))
+            self.later(0.6 * LEASE * SECOND)
+            assert await two.renew([], [earlier.lease, later.lease]) == Renewed()
+            self.later(0.6 * LEASE * SECOND)
+            await self.queue(one, slot("a"), slot("b"))
+            assert [await ear.turn()] == [*_turns(earlier)]
+            refused = await ear.turn()
+            assert refused.lease == later.lease
+            assert refused.refusal is not None
 
     async def test_waiters_find_what_a_crash_has_left_when_they_renew(self) -> None:
         async with self.slot_instances(2) as (one, two):

@@ -24,6 +24,7 @@ SINCE = {
     "DECR": (1, 0),
     "DEL": (1, 0),
     "GET": (1, 0),
+    "GETEX": (6, 2),
     "INCR": (1, 0),
     "PEXPIRE": (2, 6),
     "PTTL": (2, 6),

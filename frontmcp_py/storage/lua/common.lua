@@ -33,6 +33,7 @@ local function ends() return now() + lease_ms * 1000 end
 -- How many waiters of one line a script looks at, how often it begins again because one of them was refused, and
 -- how many dead ones it removes. What is left over is found by the next renewal of an instance that waits there.
 local LOOKS = 64
+local FEW = 8
 local ROUNDS = 4
 local BURIES = 256
 
@@ -199,8 +200,7 @@ end
 -- What is known of a call is one text, a field on each line, so that it is read and written in one command.
 local FIELDS = { 'state', 'attempt', 'number', 'instance', 'at', 'rate', 'wait', 'needs' }
 
-local function known_of(lease)
-  local text = redis.call('GET', call_key(lease))
+local function parsed(text)
   if not text then return nil end
   local call, nth = {}, 1
   for value in string.gmatch(text, '[^\n]+') do
@@ -211,6 +211,8 @@ local function known_of(lease)
   call.rate, call.wait = tonumber(call.rate), tonumber(call.wait)
   return call
 end
+
+local function known_of(lease) return parsed(redis.call('GET', call_key(lease))) end
 
 local function record(lease, call)
   local text = table.concat({
@@ -248,14 +250,15 @@ local function serve(lease, call, needs)
   return not rate
 end
 
--- The waiters of these slots, in order over all of them.
-local function candidates_of(slots)
-  local found, seen = {}, {}
+-- The first waiters of these slots, in order over all of them, and whether a line is longer than what was read.
+local function candidates_of(slots, looks)
+  local found, seen, is_longer = {}, {}, false
   for slot in pairs(slots) do
-    local line = redis.call('ZRANGE', line_key(slot), 0, LOOKS - 1, 'WITHSCORES')
+    local line = redis.call('ZRANGE', line_key(slot), 0, looks - 1, 'WITHSCORES')
     if #line > 0 and purge(slot) then
-      line = redis.call('ZRANGE', line_key(slot), 0, LOOKS - 1, 'WITHSCORES')
+      line = redis.call('ZRANGE', line_key(slot), 0, looks - 1, 'WITHSCORES')
     end
+    is_longer = is_longer or #line == 2 * looks
     for i = 1, #line, 2 do
       if not seen[line[i]] then
         seen[line[i]] = true
@@ -264,7 +267,7 @@ local function candidates_of(slots)
     end
   end
   table.sort(found, function(a, b) return a.order < b.order end)
-  return found
+  return found, is_longer
 end
 
 -- Whether a waiter can start; else the slots without room are closed for all who stand behind it there.
@@ -283,9 +286,13 @@ end
 local function advance(slots)
   local stirred = {}
   for _, slot in ipairs(slots) do stirred[slot[1]] = true end
+  -- Mostly one place has come free in one slot, and whoever is first there takes it.
+  local alone = next(stirred)
+  local looks = alone and not next(stirred, alone) and FEW or LOOKS
   for _ = 1, ROUNDS do
     local again, wider, closed = false, false, {}
-    for _, waiter in ipairs(candidates_of(stirred)) do
+    local candidates, is_longer = candidates_of(stirred, looks)
+    for _, waiter in ipairs(candidates) do
       if not wider and not closed[waiter.slot] then
         local call = known_of(waiter.lease)
         if not call or call.state ~= 'waiting' then
@@ -306,6 +313,7 @@ local function advance(slots)
         end
       end
     end
-    if not again then return end
+    if not again and not (looks == FEW and is_longer and not closed[alone]) then return end
+    looks = LOOKS
   end
 end

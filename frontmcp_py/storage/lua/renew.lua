@@ -11,10 +11,19 @@ local holders = tonumber(ARGV[4])
 local lost, strayed, stirred = {}, {}, {}
 local renewed = {}
 
+-- What is known of a call, which is kept for one lease more in the same command.
+local function kept(lease) return parsed(redis.call('GETEX', call_key(lease), 'PX', lease_ms)) end
+
+-- Many calls need the same: each text is decoded once.
+local decoded = {}
+local function needs_of(call)
+  decoded[call.needs] = decoded[call.needs] or cjson.decode(call.needs)
+  return decoded[call.needs]
+end
+
 -- Keep what a call holds, if it holds it all still.
 local function keep(lease, needs)
   if not holds(needs.slots, lease) then return false end
-  renewed[call_key(lease)] = true
   for _, slot in ipairs(needs.slots) do
     redis.call('ZADD', held_key(slot[1]), digits(ends()), lease)
     renewed[held_key(slot[1])] = true
@@ -24,8 +33,8 @@ end
 
 for i = 5, 4 + holders do
   local lease = ARGV[i]
-  local call = known_of(lease)
-  local needs = call and call.state == 'held' and cjson.decode(call.needs)
+  local call = kept(lease)
+  local needs = call and call.state == 'held' and needs_of(call)
   if not needs or not keep(lease, needs) then
     lost[#lost + 1] = lease
     if needs then
@@ -38,10 +47,9 @@ end
 
 for i = 5 + holders, #ARGV do
   local lease = ARGV[i]
-  local call = known_of(lease)
-  local state, needs = call and call.state, call and call.needs and cjson.decode(call.needs)
+  local call = kept(lease)
+  local state, needs = call and call.state, call and call.needs and needs_of(call)
   if state == 'waiting' and stands(needs.slots, lease) then
-    renewed[call_key(lease)] = true
     for _, slot in ipairs(needs.slots) do
       redis.call('ZADD', live_key(slot[1]), digits(ends()), lease)
       renewed[live_key(slot[1])] = true
