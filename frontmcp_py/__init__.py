@@ -9,6 +9,7 @@ it, tells the model about it, and stays responsive when it is flooded. How a cal
                        (schemas, transports, clients)           ├ rates       called too often?
                                                                 ├ slots       is there a slot, and a place?
                                                                 │   └ scheduler   whose turn is it?
+                                                                ├ shared      what do other instances say?
                                                                 └ deadline    how long may it run?
 
 Over HTTP, `http.door` asks a question before all of these: may this address call? `http.gate` lets requests

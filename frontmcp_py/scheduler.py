@@ -243,6 +243,10 @@ class _Group:
     def head(self) -> Ticket:
         return next(iter(self.members))
 
+    def __lt__(self, other: _Group) -> bool:
+        # Asked of two heap entries for one ticket, which came again with other needs: one of them is stale.
+        return False
+
 
 class Scheduler:
     """The state of every slot, pool and waiter, and the decisions about them.

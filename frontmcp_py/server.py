@@ -240,9 +240,10 @@ class FrontMCP:
             http: Further options of `http_app`.
 
         Raises:
-            SystemExit: The address cannot be listened on; the message says why.
+            SystemExit: The address cannot be listened on or, over HTTP, the store that instances share cannot be
+                reached; the message says why.
             ConfigurationError: There is no such transport, it does not take an option, or the operator's
-                file names tools or keys that the server does not have.
+                file names tools or keys that the server does not have; or, on stdio, the store.
         """
         if transport == "stdio":
             if http or (host, port) != ("127.0.0.1", 8000):
@@ -293,6 +294,7 @@ class FrontMCP:
     async def _serve_stdio(self) -> None:
         from frontmcp_py.stdio import serve_stdio
 
+        await self.guard.reach_store()
         self._closed = asyncio.Event()
         try:
             await serve_stdio(

@@ -941,3 +941,47 @@ def test_a_waiter_whose_obstacle_keeps_changing_does_not_pile_up() -> None:
     for _ in range(500):
         desk.leave(desk.wait("A"))
         assert parked(desk, obstacles[0]) + parked(desk, obstacles[1]) < 200
+
+
+# -- who comes again -------------------------------------------------------------------------------
+
+
+def test_whoever_comes_again_with_other_needs_keeps_its_place_in_the_order() -> None:
+    scheduler = Scheduler()
+    a, b = scheduler.slot("A", 1, lasting=True), scheduler.slot("B", 1, lasting=True)
+    holder, first, second = Ticket((a,)), Ticket((a,)), Ticket((a,))
+    assert scheduler.offer(holder)
+    for waiter in (first, second):
+        assert not scheduler.offer(waiter)
+        scheduler.wait(waiter)
+    scheduler.withdraw(first)
+    first.slots = (a, b)
+    assert not scheduler.offer(first)
+    scheduler.wait(first)
+    assert a.first is first
+    scheduler.release(holder)
+    assert scheduler.next() is first
+    assert scheduler.next() is None
+    scheduler.release(first)
+    assert scheduler.next() is second
+
+
+def test_a_holder_that_withdraws_may_be_offered_again() -> None:
+    scheduler = Scheduler()
+    slot = scheduler.slot("A", 1)
+    ticket = Ticket((slot,))
+    assert scheduler.offer(ticket)
+    scheduler.withdraw(ticket)
+    assert slot.held == 0
+    ticket.slots = (scheduler.slot("A", 1),)
+    assert scheduler.offer(ticket)
+    scheduler.release(ticket)
+    assert scheduler.live_slots == 0
+
+
+def test_named_slots_that_nobody_needs_are_forgotten() -> None:
+    scheduler = Scheduler()
+    held, unused = scheduler.slot("A", 1), scheduler.slot("B", 1)
+    assert scheduler.offer(Ticket((held,)))
+    scheduler.forget((held, unused))
+    assert scheduler.live_slots == 1

@@ -186,8 +186,7 @@ class Guard:
 
     async def __aenter__(self) -> Guard:
         deadlines = self.attach()
-        if self._shared is not None:
-            await self._shared.open()
+        await self.reach_store()
         self._users += 1
         if self._drained is None:
             # Work that has its grace since the last user left goes on: nobody is leaving any more.
@@ -211,6 +210,16 @@ class Guard:
         if self._shared is not None and not self._users:
             with anyio.CancelScope(shield=True):
                 await self._shared.close()
+
+    async def reach_store(self) -> None:
+        """See whether the store that instances share is there, if there is one; `async with guard` does, too.
+
+        Raises:
+            ConfigurationError: It cannot be reached, and nothing may stand in for it; or it cannot be used.
+        """
+        self.attach()
+        if self._shared is not None:
+            await self._shared.open()
 
     def statistics(self) -> Statistics:
         """What the guard is doing and has done, as a frozen snapshot."""

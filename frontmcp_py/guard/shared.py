@@ -65,8 +65,9 @@ _FRESH: Final = 2 / 3
 # How often a call asks, if this process stands still while it does.
 _QUESTIONS: Final = 3
 
-# Seconds that the first connection may take, if the budget of a question is shorter.
+# Seconds that the store is tried at the start, if the budget of a question is shorter, and between two tries.
 _OPENING: Final = 1.0
+_AGAIN: Final = 0.05
 
 
 class Shared:
@@ -141,18 +142,31 @@ class Shared:
         if self._leases.is_started:
             return
         try:
-            async with asyncio.timeout(max(self._budget, _OPENING)):
-                await self._storage.open()
-        except (StorageUnavailable, TimeoutError) as error:
-            why = str(error) or "no answer in time"
+            await self._opened()
+        except StorageUnavailable as error:
             if not self._fallback:
                 await self._storage.close()
+                why = str(error).rstrip(".")
                 raise ConfigurationError(
                     f"Throttle.storage: {self._storage.where} cannot be reached ({why}); start it, or set "
                     "fallback='memory' so that each instance counts alone without it"
                 ) from error
-            self._link.lost(StorageUnavailable(why))
+            self._link.lost(error)
         self._leases.start()
+
+    async def _opened(self) -> None:
+        """Try for a while: a machine that starts has much to do, and the store may start beside."""
+        error = StorageUnavailable("no answer in time")
+        try:
+            async with asyncio.timeout(max(self._budget, _OPENING)):
+                while True:
+                    try:
+                        return await self._storage.open()
+                    except StorageUnavailable as failure:
+                        error = failure
+                    await asyncio.sleep(_AGAIN)
+        except TimeoutError:
+            raise error from None
 
     async def close(self) -> None:
         """Nobody asks any more: what has ended is released, and the connections are closed.

@@ -44,7 +44,7 @@ def serve(app: ASGIApp, *, guard: Guard, host: str, port: int, grace: float, log
         log_level: uvicorn's.
 
     Raises:
-        ConfigurationError: The address cannot be listened on.
+        ConfigurationError: The address cannot be listened on, or the store that instances share is not there.
     """
     with listen(host, port) as listener:
         answers = _OpenAnswers(app)
@@ -94,6 +94,12 @@ class _Server(uvicorn.Server):
         self._grace = grace
         self._told_at = 0.0
         self._shutdown = Shutdown(grace, self._drain)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve, if the store that instances share is there."""
+        # Asked here, since uvicorn tells of what fails in the app's lifespan by its traceback.
+        await self._guard.reach_store()
+        await super().serve(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -173,8 +173,8 @@ class RedisAddress:
 class _Writing:
     """Says in redis-py's words that a connection was lost while nobody used it.
 
-    Whoever writes to it is told in others: asyncio, from Python 3.12 on, misses an attribute that is not there any
-    more, and uvloop says at run time that the handler is closed.
+    Whoever writes to it is told in others: from Python 3.12 on, asyncio misses an attribute of the transport,
+    and uvloop says that its handler is closed.
     """
 
     async def send_packed_command(self, *args: Any, **options: Any) -> None:

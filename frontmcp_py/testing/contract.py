@@ -955,25 +955,47 @@ class StorageContract:
             assert await storage.release(holder.lease) == _turns(ask, attempt=2)
 
     async def test_an_older_question_that_comes_late_is_void(self) -> None:
+        async with self.instance() as storage:
+            self.atomic()
+            ask = self.ask(rate(most=5))
+            answer = await storage.take(replace(ask, attempt=2))
+            assert await storage.take(ask) == Void()
+            assert await storage.take(replace(ask, attempt=2)) == answer
+            assert await storage.take(replace(ask, attempt=3)) == answer
+            assert await storage.take(replace(ask, attempt=2)) == Void()
+            assert await self.left(storage, rate(most=5)) == 4
+
+    async def test_an_older_question_of_a_waiter_is_void(self) -> None:
         async with self.slot_instance() as storage:
             holder = await self.start(storage, slot())
-            waits, starts = self.ask(rate(most=5), slot()), self.ask(rate(most=5))
-            for ask in (waits, starts):
-                answer = await storage.take(replace(ask, attempt=2))
-                assert await storage.take(ask) == Void()
-                assert await storage.take(replace(ask, attempt=2)) == answer
-            assert await self.left(storage, rate(most=5)) == 4
-            assert await storage.release(holder.lease) == _turns(waits, attempt=2)
+            ask = self.ask(slot())
+            answer = await storage.take(replace(ask, attempt=2))
+            assert await storage.take(ask) == Void()
+            assert await storage.take(replace(ask, attempt=2)) == answer
+            assert await storage.release(holder.lease) == _turns(ask, attempt=2)
+            assert await storage.take(ask) == Void()
+            await storage.pass_on(ask.lease, 2)
+            assert await storage.take(ask) == Void()
+            assert not await self.is_full(storage, slot())
 
     async def test_a_question_that_comes_after_its_call_was_given_up_is_void(self) -> None:
-        async with self.slot_instance() as storage:
-            ask = self.ask(rate(), slot())
+        async with self.instance() as storage:
+            self.atomic()
+            ask = self.ask(rate())
             await storage.release(ask.lease, undo=True)
             for attempt in (1, 1, 2):
                 assert await storage.take(replace(ask, attempt=attempt)) == Void()
             assert await storage.take(replace(ask, force=True)) == Void()
-            assert not await self.is_full(storage, slot())
             assert await self.left(storage, rate()) == 1
+
+    async def test_a_question_that_is_void_takes_no_place(self) -> None:
+        async with self.slot_instance() as storage:
+            ask = self.ask(slot())
+            await storage.release(ask.lease, undo=True)
+            assert await storage.take(ask) == Void()
+            await self.start(storage, slot())
+            assert await storage.take(ask) == Void()
+            assert isinstance(await storage.take(self.ask(slot(max_queued=1))), Queued)
 
     async def test_a_call_that_is_given_up_is_void_whatever_had_become_of_it(self) -> None:
         async with self.slot_instance() as storage:

@@ -141,6 +141,7 @@ async def test_metrics_tell_the_limits_the_peaks_the_keys_and_every_tool() -> No
         "running": 0,
         "abandoned": 0,
         "queued": 0,
+        "asking": 0,
         "arriving": 0,
         "places": 0,
         "peaks": {"active": 2, "queued": 1, "places": 2},
@@ -152,6 +153,7 @@ async def test_metrics_tell_the_limits_the_peaks_the_keys_and_every_tool() -> No
             "look": {"priority": "control", "keys": ["ops"], **looked},
         },
         "unknown": 1,
+        "storage": {"status": None, "outages": 0},
     }
 
 

@@ -216,6 +216,25 @@ class Driver:
         self.ended.append(ticket)
         self.watch.released(self, ticket)
 
+    def come_again(self, ticket: Ticket, slots: Sequence[str], pools: Sequence[str] = ()) -> None:
+        """A call gives back what it holds, or leaves the queue, and comes again at once with other needs."""
+        party, told = (
+            (self.waiting, self.watch.left) if ticket in self.waiting else (self.holding, self.watch.released)
+        )
+        party.remove(ticket)
+        self.scheduler.withdraw(ticket)
+        told(self, ticket)
+        fresh = self.ticket(slots, pools, control=False, nested=False)
+        ticket.slots, ticket.pools = fresh.slots, fresh.pools
+        started = self.scheduler.offer(ticket)
+        self.watch.offered(self, ticket, started)
+        if started:
+            self.holding.append(ticket)
+        else:
+            self.scheduler.wait(ticket)
+            insort(self.waiting, ticket, key=lambda waiter: waiter.seq)
+            self.watch.queued(self, ticket)
+
     def leave(self, ticket: Ticket) -> None:
         self.waiting.remove(ticket)
         self.scheduler.leave(ticket)
@@ -265,7 +284,6 @@ class ModelWatch(Watch):
         self.model = Model(slots, pools)
         self.claims: dict[Ticket, Claim] = {}
         self.note = note
-        self.arrivals = 0
         self.settlings = 0
 
     def offered(self, driver: Driver, ticket: Ticket, started: bool) -> None:
@@ -316,13 +334,12 @@ class ModelWatch(Watch):
             self._compare_obstacles(driver, driver.waiting[self.settlings % len(driver.waiting)])
 
     def _claim(self, ticket: Ticket) -> Claim:
-        self.arrivals += 1
         claim = self.claims[ticket] = Claim(
             [str(slot.key) for slot in ticket.slots],
             [pool.name for pool in ticket.pools],
             control=ticket.control,
             nested=ticket.rank == 0,
-            arrival=self.arrivals,
+            arrival=ticket.seq,
         )
         return claim
 
@@ -368,7 +385,7 @@ class ModelWatch(Watch):
 class Setting:
     """What a made-up schedule happens in: slots and pools, and how calls there tend to be."""
 
-    def __init__(self, rng: Random, *, max_slots: int = 4, forces: bool = True) -> None:
+    def __init__(self, rng: Random, *, max_slots: int = 4, forces: bool = True, returns: bool = True) -> None:
         chance = rng.random
         self.slots = {name: 1 + int(chance() * 3) for name in "ABCD"[: 1 + int(chance() * max_slots)]}
         places = 2 + int(chance() * 4)
@@ -386,6 +403,7 @@ class Setting:
         self.patient = 0.7 + chance() * 0.3
         self.at_turn = chance() * 0.3
         self.resized = 0.1 if chance() < 0.3 else 0.0
+        self.returns = chance() * 0.4 if returns and chance() < 0.4 else 0.0
 
     def driver(self, watch: Watch) -> Driver:
         return Driver(self.slots, self.pools, watch, lasting=self.lasting)
@@ -406,14 +424,18 @@ class Player:
     def any_of(self, tickets: list[Ticket]) -> Ticket:
         return tickets[self.pick(len(tickets))]
 
-    def arrival(self) -> None:
-        chance, setting, names, driver = self.chance, self.setting, self.names, self.driver
+    def needs(self) -> tuple[list[str], list[str]]:
+        names = self.names
         first = self.pick(len(names))
         count = self.pick(min(3, len(names)) + 1)
         slots = [names[(first + step) % len(names)] for step in range(count)]
-        if count == 2 and chance() < 0.3:
+        if count == 2 and self.chance() < 0.3:
             slots.reverse()
-        pools = [name for name in driver.pools if chance() < setting.pooled]
+        return slots, [name for name in self.driver.pools if self.chance() < self.setting.pooled]
+
+    def arrival(self) -> None:
+        chance, setting, driver = self.chance, self.setting, self.driver
+        slots, pools = self.needs()
         nested = chance() < setting.nested
         control = chance() < setting.control
         if chance() < setting.forced:
@@ -424,7 +446,10 @@ class Player:
 
     def something_frees(self) -> None:
         driver, what = self.driver, self.chance()
-        if what < 0.1 and driver.ended:
+        present = [*driver.waiting, *driver.holding]
+        if present and self.chance() < self.setting.returns:
+            driver.come_again(self.any_of(present), *self.needs())
+        elif what < 0.1 and driver.ended:
             driver.scheduler.release(self.any_of(driver.ended))  # again: does nothing
         elif what < 0.8 and driver.holding:
             driver.release(self.any_of(driver.holding))

@@ -94,6 +94,11 @@ class Schedule(RuleBasedStateMachine):
     def leave(self, index: int) -> None:
         self.driver.leave(pick(self.driver.waiting, index))
 
+    @precondition(lambda self: self.driver.waiting or self.driver.holding)
+    @rule(index=INDEX, slots=SLOTS, pools=POOLS)
+    def come_again(self, index: int, slots: list[str], pools: list[str]) -> None:
+        self.driver.come_again(pick([*self.driver.waiting, *self.driver.holding], index), slots, pools)
+
     @rule(name=st.sampled_from("ABC"), capacity=st.integers(1, 3))
     def resize(self, name: str, capacity: int) -> None:
         self.driver.resize(name, capacity)
@@ -136,10 +141,10 @@ def test_the_scheduler_decides_as_the_model_does_in_schedules_that_shrink() -> N
 # -- promises, checked without the model -------------------------------------------------------------
 
 
-def watch_schedules(watch: Watch, count: int = 500, *, forces: bool = True) -> None:
+def watch_schedules(watch: Watch, count: int = 500, *, forces: bool = True, returns: bool = True) -> None:
     for seed in range(count):
         rng = Random(seed)
-        setting = Setting(rng, forces=forces)
+        setting = Setting(rng, forces=forces, returns=returns)
         play(rng, setting, setting.driver(watch))
 
 
@@ -229,7 +234,8 @@ class FirstComeFirstServed(Watch):
 
 
 def test_equals_are_served_first_come_first_served() -> None:
-    watch_schedules(FirstComeFirstServed())
+    # One that comes again keeps what it held, whoever has waited for that.
+    watch_schedules(FirstComeFirstServed(), returns=False)
 
 
 class ThePlaceOfTheFirst(Watch):
@@ -246,10 +252,7 @@ class ThePlaceOfTheFirst(Watch):
             return
         for slot in started.slots:
             line = [one for one in driver.waiting if slot in one.slots and one.rank != NESTED]
-            # A newcomer stands behind everybody of its rank; a waiter where it has arrived.
-            if started in driver.waiting:
-                line = line[: line.index(started)] + [one for one in line if one.rank < started.rank]
-            if any(one.rank <= started.rank for one in line):
+            if any((one.rank, one.seq) < (started.rank, started.seq) for one in line):
                 assert slot.held < slot.capacity
 
 
