@@ -240,8 +240,8 @@ class FrontMCP:
             http: Further options of `http_app`.
 
         Raises:
-            SystemExit: The address cannot be listened on or, over HTTP, the store that instances share cannot be
-                reached; the message says why.
+            SystemExit: Over HTTP, the address cannot be listened on, or the store that instances share cannot
+                be reached; the message says why.
             ConfigurationError: There is no such transport, it does not take an option, or the operator's
                 file names tools or keys that the server does not have; or, on stdio, the store.
         """

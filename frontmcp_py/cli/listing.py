@@ -41,6 +41,7 @@ def list_tools(
                 "service": server.name,
                 "config": server.mcp.config.overrides.source or None,
                 "admission": _plain(admission),
+                "storage": None if server.guard.storage is None else server.guard.storage.where,
                 "tools": [_data(tool) for tool in tools],
             }
         )
@@ -137,6 +138,10 @@ def _footnotes(server: FrontMCP, tools: Iterable[ToolInForce]) -> list[str]:
         lines.append(f"the throttle is off{_from(settings, 'enabled')}: no limits but tools' own timeouts")
     else:
         lines.append(f"admission: off{_from(settings, 'admission')}")
+    storage = server.guard.storage
+    if storage is not None:
+        without = "each instance counts alone" if server.guard.counts_alone else "calls are refused"
+        lines.append(f"shared in {storage.where}{_from(settings, 'storage')}; while it is away, {without}")
     if server.guard.throttle is not None and server.guard.throttle.mode == "observe":
         lines.append(f"nothing is refused: the limits are only observed{_from(settings, 'mode')}")
     return ["", *lines]

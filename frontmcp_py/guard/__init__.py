@@ -99,6 +99,9 @@ class Guard:
         throttle: The server-wide limits, if any were given.
         admission: The limits of the process that are in force; in `observe` mode they are only counted.
         worker_threads: How many threads run `def` tools, the reserve for control tools left out.
+        storage: The store that instances share, if there is one and limits are on.
+        counts_alone: Whether this instance's own counts decide while the store is down; if not, calls that
+            need it are refused.
     """
 
     @names_options
@@ -127,17 +130,19 @@ class Guard:
         reserve = admission.reserved if admission else DEFAULT_RESERVED_THREADS
         self._threads = Pool("threads", worker_threads + reserve, reserve)
         max_keys = (throttle or Throttle()).max_keys
-        self._storage = MemoryStorage(clock or SystemClock(), max_keys)
-        self._scheduler = self._storage.scheduler
+        self._memory = MemoryStorage(clock or SystemClock(), max_keys)
+        self._scheduler = self._memory.scheduler
         self._slots = Slots(
-            self._storage, None if self._observes else admission, self._admission, self._threads, admission
+            self._memory, None if self._observes else admission, self._admission, self._threads, admission
         )
-        self._store = (storage or storage_from(throttle or Throttle())) if self._enforces else None
+        self.storage: Storage | None = None
+        if self._enforces:
+            self.storage = storage or storage_from(throttle or Throttle())
         fallback = throttle.fallback if throttle is not None else None
-        self._fallback = fallback == "memory" or (fallback is None and not production)
+        self.counts_alone: bool = fallback == "memory" or (fallback is None and not production)
         self._shared: Shared | None = None
         self._outages = 0
-        self._plans = Plans(throttle, self._storage.counts, self._scheduler, self._admission, self._threads)
+        self._plans = Plans(throttle, self._memory.counts, self._scheduler, self._admission, self._threads)
         self._bound: dict[tuple[str, Policy], Plan] = {}
         self._rows: dict[str, Row] = {}
         self._unknown = 0
@@ -244,7 +249,7 @@ class Guard:
                     for key, slot in self._plans.keys().items()
                 }
             ),
-            storage=None if self._store is None else "down" if self._is_store_down else "up",
+            storage=None if self.storage is None else "down" if self._is_store_down else "up",
             outages=self._outages + (self._shared.outages if self._shared else 0),
         )
 
@@ -262,7 +267,7 @@ class Guard:
             is_enforced=self._enforces,
             is_observed=self._observes,
             is_store_down=self._is_store_down,
-            is_store_needed=not self._fallback,
+            is_store_needed=not self.counts_alone,
         )
 
     async def drain(self) -> None:
@@ -299,8 +304,8 @@ class Guard:
         Raises:
             ConfigurationError: Tools that share a slot disagree about it, or a wait would have no end.
         """
-        if self._store is not None:
-            check_countable(self._store, tool, self.limits_of(policy))
+        if self.storage is not None:
+            check_countable(self.storage, tool, self.limits_of(policy))
         if policy.on_cancel is not UNSET:
             cancels = policy.on_cancel == "cancel"
         row = self._rows.get(tool) or Row()
@@ -341,7 +346,7 @@ class Guard:
 
     def use_clock(self, clock: Clock) -> None:
         """Tell the time by `clock` from now on; meant for tests."""
-        self._storage.use_clock(clock)
+        self._memory.use_clock(clock)
 
     def count_unknown(self) -> None:
         """Somebody called a tool that does not exist: it counts towards nothing else."""
@@ -449,14 +454,14 @@ class Guard:
                 self._shared.split(run, observed=self._observes)
             if self._observes:
                 self._observe(run)
-            verdict = self._storage.take(run)
+            verdict = self._memory.take(run)
             if verdict is Verdict.TAKEN:
                 if run.stake is None or run.stake.is_alone:
                     row.started += 1
                 else:
                     self._slots.ask(run)
             elif isinstance(verdict, RateRefusal):
-                self._storage.refuse(run)
+                self._memory.refuse(run)
                 raise too_often(plan.tool, verdict)
             else:
                 self._slots.queue(run)
@@ -485,17 +490,17 @@ class Guard:
         run.rates, run.slots = (), ()
         run.pools = tuple(pool for pool in run.pools if pool is self._threads)
         run.shadow = shadow
-        verdict = self._storage.take(shadow)
+        verdict = self._memory.take(shadow)
         if isinstance(verdict, RateRefusal):
             row.would_reject[too_often(run.plan.tool, verdict).code] += 1
-            self._storage.force(shadow, count=False)
+            self._memory.force(shadow, count=False)
         elif verdict is Verdict.FULL:
             code = self._slots.would_refuse(run, shadow)
             if code is None:
                 row.would_wait += 1
             else:
                 row.would_reject[code] += 1
-            self._storage.force(shadow, count=code is None)
+            self._memory.force(shadow, count=code is None)
 
     # -- around them ---------------------------------------------------------------------------
 
@@ -522,16 +527,16 @@ class Guard:
         self._drained = None
         self._deadlines = Deadlines(loop, self._give_back, self._shutting_down, self._abandoned)
         self._slots.attach(loop)
-        if self._store is not None:
+        if self.storage is not None:
             throttle = self.throttle or Throttle()
             self._shared = self._slots.elsewhere = Shared(
                 loop,
-                self._store,
-                self._storage,
+                self.storage,
+                self._memory,
                 self._slots,
                 budget=throttle.storage_timeout,
                 lease=throttle.lease,
-                fallback=self._fallback,
+                fallback=self.counts_alone,
             )
         return self._deadlines
 
@@ -551,9 +556,9 @@ class Guard:
 
     def _give_back(self, run: Run) -> None:
         """A call's work has really ended: its places go to whoever is next."""
-        self._storage.release(run)
+        self._memory.release(run)
         if run.shadow is not None:
-            self._storage.release(run.shadow)
+            self._memory.release(run.shadow)
         if run.stake is not None and self._shared is not None:
             self._shared.give_back(run)
         if run.is_abandoned and run.parent is None and self._admission is not None:

@@ -44,7 +44,7 @@ class Slots:
     for what is shared is `asking`.
 
     Args:
-        storage: Decides who may start.
+        memory: Decides who may start.
         admission: The limits of the process, if they are enforced.
         places: Their pool.
         threads: The pool of worker threads.
@@ -53,14 +53,14 @@ class Slots:
 
     def __init__(
         self,
-        storage: MemoryStorage,
+        memory: MemoryStorage,
         admission: Admission | None,
         places: Pool | None,
         threads: Pool,
         observed: Admission | None = None,
     ) -> None:
-        self._storage = storage
-        self._scheduler = storage.scheduler
+        self._memory = memory
+        self._scheduler = memory.scheduler
         self._admission = admission
         self._places = places
         self._threads = threads
@@ -122,11 +122,11 @@ class Slots:
             limits, pools = self._obstacles(run, run)
             refusal = self._refusal_on_arrival(run, limits, pools)
             if refusal is not None:
-                self._storage.refuse(run)
+                self._memory.refuse(run)
                 self._release_shadow(run)
                 raise refusal
             self._set_patience(run, limits)
-        self._storage.wait(run)
+        self._memory.wait(run)
         self._expect_turn(run)
 
     # -- calls that ask for what is shared ------------------------------------------------------
@@ -269,7 +269,7 @@ class Slots:
         """Let everybody start whose turn has come."""
         if not self._scheduler.waiting:
             return
-        for claim, refusal in self._storage.turns():
+        for claim, refusal in self._memory.turns():
             assert isinstance(claim, Run) and claim.turn is not None
             if refusal is not None:
                 self.refuse(claim, too_often(claim.plan.tool, refusal))
@@ -393,20 +393,20 @@ class Slots:
         """Out of the queue; a place that was just being handed over is free for the next, uncounted."""
         if run in self._called:
             del self._called[run]
-            self._storage.undo(run)
+            self._memory.undo(run)
             run.plan.row.started -= 1
         if run.stake is not None:
             self._asking.pop(run, None)
-            self._storage.release(run)
+            self._memory.release(run)
             if self.elsewhere is not None:
                 self.elsewhere.withdraw(run)
-        self._storage.leave(run)
+        self._memory.leave(run)
         self._release_shadow(run)
         self._forget(run)
 
     def _release_shadow(self, run: Run) -> None:
         if run.shadow is not None:
-            self._storage.release(run.shadow)
+            self._memory.release(run.shadow)
 
     def _forget(self, run: Run) -> None:
         seconds = self._waiting.pop(run, None)

@@ -816,6 +816,19 @@ class StorageContract:
             assert await storage.release(second.lease) == _turns(first, attempt=2)
             assert await storage.release(first.lease) == _turns(third)
 
+    async def test_a_call_that_the_store_has_forgotten_gets_its_place_by_its_number(self) -> None:
+        async with self.slot_instance() as storage:
+            holder = await self.start(storage, slot())
+            first = self.ask(slot())
+            answer = await storage.take(first)
+            assert isinstance(answer, Queued)
+            second = await self.queue(storage, slot())
+            assert await storage.release(first.lease) == ()
+            again = replace(first, attempt=2, number=answer.number)
+            assert await storage.take(again) == answer
+            assert await storage.release(holder.lease) == _turns(first, attempt=2)
+            assert await storage.release(first.lease) == _turns(second)
+
     async def test_a_call_that_passed_its_turn_on_stands_in_no_line(self) -> None:
         async with self.slot_instance() as storage:
             holder = await self.start(storage, slot())
@@ -1152,6 +1165,16 @@ class StorageContract:
             await self.start(storage, slot())
             await self.queue(storage, slot())
             assert await storage.renew([], []) == Renewed()
+
+    async def test_what_a_lost_call_held_goes_to_the_next_in_line(self) -> None:
+        async with self.slot_instances(2) as (one, two), self.listening(two) as ear:
+            late = await self.start(one, slot())
+            waiter = await self.queue(two, slot())
+            self.later(0.6 * LEASE * SECOND)
+            assert await two.renew([], [waiter.lease]) == Renewed()
+            self.later(0.6 * LEASE * SECOND)
+            assert await one.renew([late.lease], []) == Renewed(lost=(late.lease,))
+            assert [await ear.turn()] == [*_turns(waiter)]
 
     async def test_a_lost_call_stays_counted(self) -> None:
         async with self.slot_instance() as storage:

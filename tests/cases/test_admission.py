@@ -313,7 +313,7 @@ async def test_calls_of_tools_that_do_not_exist_leave_one_number_behind(era: str
     assert list(statistics.tools) == ["known"]
     assert statistics.unknown == len(names)
     assert statistics.counts.submitted == 1
-    assert server.guard._storage.counts.held == 1
+    assert server.guard._memory.counts.held == 1
     assert server.guard._scheduler.live_slots == 0
 
 

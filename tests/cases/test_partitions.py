@@ -63,7 +63,7 @@ async def test_idle_subjects_are_forgotten(desk: Desk, strategy: Strategy, subje
     policy = Policy(
         RateLimit(5, 1, partition_by="ip", strategy=strategy), Concurrency(2, partition_by="user_id")
     )
-    counts = guard._storage.counts
+    counts = guard._memory.counts
     for number in range(subjects):
         if number % 1000 == 0:
             await asyncio.sleep(0.01)
@@ -95,7 +95,7 @@ def stored(counts: WindowCounts) -> int:
 async def test_no_call_pays_for_the_expiry_of_all_others(desk: Desk, strategy: Strategy) -> None:
     """PrefectHQ/fastmcp#4057: a sweep over everything is a stall of the loop."""
     policy = Policy(RateLimit(5, 1, partition_by="user_id", strategy=strategy))
-    counts = desk.guard._storage.counts
+    counts = desk.guard._memory.counts
     for number in range(2_000):
         await passes(desk.guard, policy, user(str(number)))
     await asyncio.sleep(5)
@@ -117,7 +117,7 @@ async def test_beyond_the_most_subjects_new_ones_share_a_count_and_memory_stays(
         assert await passes(guard, policy, user(f"early {number}"))
     late = [await passes(guard, policy, user(f"late {number}")) for number in range(1_000)]
     assert late.count(True) == 3
-    assert guard._storage.counts.held <= 101
+    assert guard._memory.counts.held <= 101
     # Nothing live was evicted for them.
     for number in range(100):
         assert [await passes(guard, policy, user(f"early {number}")) for _ in range(3)] == [True, True, False]
@@ -521,7 +521,7 @@ async def test_a_partition_function_that_fails_refuses_the_call(
     assert desk.counts.rejected == {"PARTITION_ERROR": 8}
     # Nothing was counted, and no slot stays behind.
     assert desk.guard._scheduler.live_slots == 0
-    assert desk.guard._storage.counts.held == 0
+    assert desk.guard._memory.counts.held == 0
     caplog.clear()
 
 
@@ -543,7 +543,7 @@ async def test_a_long_subject_is_stored_as_a_short_digest(desk: Desk) -> None:
     for text in texts:
         for expected in ("ok", "RATE_LIMIT_EXCEEDED"):
             assert (await desk.call(policy=policy, arguments={"of": text})).outcome == expected
-    keys = [*desk.guard._storage.counts.fixed(60_000_000_000).counts]
+    keys = [*desk.guard._memory.counts.fixed(60_000_000_000).counts]
     assert len(keys) == 2
     assert all(len(key) <= 200 for key in keys)
 

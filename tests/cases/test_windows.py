@@ -330,11 +330,11 @@ async def test_a_slow_steady_client_is_never_refused(desk: Desk, strategy: Strat
     for number in range(360):
         await at(30 * number)
         assert await ask(desk, policy) is None
-        assert desk.guard._storage.counts.held <= (2 if strategy == SLIDING else 1)
+        assert desk.guard._memory.counts.held <= (2 if strategy == SLIDING else 1)
     await at(30 * 360 + 121)
     # Long after the window a call of another tool finds nothing left of it.
     await ask(desk, rate(1, 60, strategy), tool="other")
-    assert desk.guard._storage.counts.held <= 2
+    assert desk.guard._memory.counts.held <= 2
 
 
 @STRATEGIES

@@ -51,6 +51,18 @@ def test_the_limits_of_the_code(frontmcp: Run, desk: Path) -> None:
     )
 
 
+def test_a_shared_store_is_told_without_its_password(frontmcp: Run, tmp_path: Path) -> None:
+    (tmp_path / "shared.py").write_text(
+        "from frontmcp_py import FrontMCP\n"
+        'uri = "redis://user:secret@127.0.0.1:1/0"\n'
+        'server = FrontMCP("desk", throttle={"storage": uri, "fallback": "error"})\n'
+    )
+    done = frontmcp("list", "shared.py")
+    last = "shared in redis://127.0.0.1:1/0 [code]; while it is away, calls are refused"
+    assert done.out.rstrip().splitlines()[-1] == last
+    assert "secret" not in done.out
+
+
 def test_the_limits_of_the_file_beside_a_server(frontmcp: Run, desk: Path, tmp_path: Path) -> None:
     (tmp_path / "frontmcp.toml").write_text(FILE)
     done = frontmcp("list", "desk.py")

@@ -115,6 +115,25 @@ def test_an_address_in_use_is_one_sentence(tmp_path: Path, desk: Path) -> None:
     assert done.err.splitlines()[-1].startswith(f"frontmcp: port {port} on 127.0.0.1 is in use")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", [(), ("--http", "--port", "0")], ids=["stdio", "http"])
+def test_a_store_that_cannot_be_reached_is_one_sentence(
+    frontmcp: Run, tmp_path: Path, transport: tuple[str, ...]
+) -> None:
+    (tmp_path / "shared.py").write_text(
+        "from frontmcp_py import FrontMCP\n"
+        'uri = "redis://user:secret@127.0.0.1:1/0"\n'
+        'server = FrontMCP("desk", throttle={"storage": uri, "fallback": "error"})\n'
+    )
+    done = frontmcp("run", "shared.py", *transport)
+    assert done.status == 2
+    said = done.err.splitlines()[-1]
+    assert said.startswith("frontmcp: Throttle.storage: redis://127.0.0.1:1/0 cannot be reached (")
+    assert said.endswith("or set fallback='memory' so that each instance counts alone without it")
+    assert "secret" not in done.err
+    assert "Traceback" not in done.err
+
+
 def test_an_address_is_for_http_only(frontmcp: Run, desk: Path) -> None:
     for words in (["--port", "0"], ["--host", "::1"]):
         done = frontmcp("run", "desk.py", *words)

@@ -203,7 +203,7 @@ async def test_a_call_that_a_function_refuses_consumes_nothing(policy: Policy) -
     assert str(error) == 'Call to "x" was refused: whose limit it counts against could not be told.'
     counts = guard.statistics().counts
     assert (counts.submitted, counts.accepted, dict(counts.rejected)) == (1, 0, {"PARTITION_ERROR": 1})
-    assert guard._storage.counts.held == 0
+    assert guard._memory.counts.held == 0
     assert guard._scheduler.live_slots == 0
 
 

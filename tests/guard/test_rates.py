@@ -450,7 +450,7 @@ async def test_a_tool_without_limits_creates_no_keyed_state() -> None:
     guard = new_guard(Throttle())
     for name in ("ann", "bob"):
         await once(guard, "free", caller=user(name))
-    assert guard._storage.counts.held == 0
+    assert guard._memory.counts.held == 0
     assert guard._scheduler.live_slots == 0
 
 
@@ -481,11 +481,11 @@ def test_a_fixed_window_follows_the_wall_clock() -> None:
 def test_the_guard_reads_the_clock_it_is_given() -> None:
     clock = FakeClock(at("12:30"))
     guard = Guard(clock=clock)
-    rate = bind_rates([RateLimit(1, "1h")], "x", guard._storage.counts)[0]
-    assert guard._storage.take(Claim([(rate, rate.key(Call("x")))])) is Verdict.TAKEN
-    refused = guard._storage.take(Claim([(rate, rate.key(Call("x")))]))
+    rate = bind_rates([RateLimit(1, "1h")], "x", guard._memory.counts)[0]
+    assert guard._memory.take(Claim([(rate, rate.key(Call("x")))])) is Verdict.TAKEN
+    refused = guard._memory.take(Claim([(rate, rate.key(Call("x")))]))
     assert isinstance(refused, RateRefusal)
     assert refused.wait_ns == HOUR // 2 * 1000 * MS
     later = FakeClock(at("13:00"))
     guard.use_clock(later)
-    assert guard._storage.take(Claim([(rate, rate.key(Call("x")))])) is Verdict.TAKEN
+    assert guard._memory.take(Claim([(rate, rate.key(Call("x")))])) is Verdict.TAKEN
