@@ -136,6 +136,7 @@ class RedisAddress:
                 timeout=None,
                 socket_connect_timeout=timeout,
                 retry=Retry(NoBackoff(), retries, supported_errors=(ConnectionLost,)),
+                retry_on_error=[ConnectionLost],  # redis-py 5 asks both
                 **self._target(timeout, tag),
                 **self.options,
             )

@@ -8,6 +8,10 @@ Time that passes at once
 Clocks
     `VirtualClock` shows the time of such a loop, `FakeClock` a time that the test moves by hand.
 
+Storages
+    `frontmcp_py.testing.contract` has the tests that every storage has to pass, and
+    `frontmcp_py.testing.in_process` a store of several instances within one process.
+
 Nothing here needs a test framework.
 """
 

@@ -1265,6 +1265,17 @@ class StorageContract:
             assert isinstance(await one.take(ask), Started)
             assert await self.left(one, need) == 2
 
+    async def test_a_call_that_is_refused_after_its_lease_is_taken_back_once(self) -> None:
+        async with self.slot_instances(2) as (one, two):
+            need = rate(most=2)
+            ask = await self.start(one, need, slot())
+            self.later(LEASE * SECOND)
+            await self.start(two, need, slot())
+            assert isinstance(await one.take(replace(ask, may_wait=False)), NoSlot)
+            assert await self.left(one, need) == 1
+            await one.release(ask.lease, undo=True)
+            assert await self.left(one, need) == 1
+
     # -- forced calls ----------------------------------------------------------------------------
 
     async def test_forced_calls_go_above_the_limit_and_nobody_starts_until_it_is_below(self) -> None:

@@ -111,6 +111,7 @@ class InProcessStore:
         """See `Storage.take`."""
         call = _Call("held", ask, asker, ask.number, ask.attempt)
         known = self._calls.get(ask.lease)
+        has_ended = known is not None and known.state == "held"
         if known is not None:
             answer = self._answer_again(known, ask)
             if answer is not None:
@@ -120,7 +121,7 @@ class InProcessStore:
         if not call.number:
             call.number = self._numbers = self._numbers + 1
         # Whoever waits goes before a newcomer to what has just come free.
-        self._advance([need for need in ask.slots if self._purge(need.key)])
+        self._advance([need for need in ask.slots if self._purge(need.key) or has_ended])
         if not ask.force:
             refusal = self._exhausted(ask.rates)
             if refusal is not None:

@@ -2,4 +2,7 @@
 
 import pytest
 
+from tests.servers import memcached as memcached
+from tests.servers import valkey as valkey
+
 pytest.register_assert_rewrite("frontmcp_py.testing.contract")

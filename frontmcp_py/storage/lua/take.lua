@@ -36,6 +36,8 @@ local function refused(answer)
   return answer
 end
 
+local has_ended = false
+
 -- What is known of the call already: an answer that was lost, or a turn whose passing on was.
 if call then
   if call.state == 'void' or attempt < call.attempt then return { 'void' } end
@@ -46,6 +48,7 @@ if call then
       record(lease, call)
       return { 'started', call.number }
     end
+    has_ended = true
     let_go(needs.slots, lease)
     uncount(needs.rates, lease, call.at)
   elseif call.state == 'waiting' and stands(needs.slots, lease) then
@@ -66,7 +69,7 @@ end
 -- Whoever waits goes before a newcomer to what has just come free.
 local freed = {}
 for _, slot in ipairs(needs.slots) do
-  if purge(slot[1]) then freed[#freed + 1] = slot end
+  if purge(slot[1]) or has_ended then freed[#freed + 1] = slot end
 end
 advance(freed)
 
