@@ -244,7 +244,7 @@ async def test_a_client_follows_the_server_that_sentinel_makes_the_primary() -> 
     ):
         await eventually(sentinel.knows_a_replica, "the Sentinel knows the replica", within=30)
         async with client_of(sentinel.url) as client:
-            await client.set("x", 1)
+            assert await client.ping()
 
             def begins() -> bool:
                 with contextlib.suppress(RedisError):  # "no good slave": it has not heard of its state yet
@@ -252,10 +252,23 @@ async def test_a_client_follows_the_server_that_sentinel_makes_the_primary() -> 
                 return sentinel.primary_port == new.port
 
             await eventually(begins, "a failover begins", within=30)
-            await eventually(lambda: new.do("INFO", "replication")["role"] == "master", "it is the primary")
-            await eventually(lambda: old.do("INFO", "replication")["role"] == "slave", "the old one is told")
-            # The connection to the old one is still there, and now says that it is read-only.
-            assert await client.set("y", 1)
+
+            # With the roles a Sentinel changes, it also ends the connections of all clients.
+            def is_the_primary(server: Valkey) -> bool | None:
+                with contextlib.suppress(RedisError):
+                    return bool(server.do("INFO", "replication")["role"] == "master")
+                return None
+
+            await eventually(lambda: is_the_primary(new), "the new one is the primary", within=30)
+            await eventually(lambda: is_the_primary(old) is False, "the old one is told", within=30)
+
+            async def is_written() -> bool:
+                with contextlib.suppress(RedisError):
+                    await client.set("y", 1)
+                    return bool(new.do("GET", "y") == "1")
+                return False
+
+            await eventually(is_written, "what is written now reaches the new primary")
             assert new.do("GET", "y") == "1"
 
 
@@ -316,6 +329,24 @@ async def test_a_connection_that_was_lost_while_idle_is_made_anew_without_an_err
         assert await client.ping()
         await asyncio.to_thread(own_valkey.restart)
         assert await client.ping()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_connection_that_was_reset_while_idle_is_made_anew_without_an_error(
+    valkey: Valkey, loop: str
+) -> None:
+    async def main() -> None:
+        async with FaultProxy(valkey) as proxy, client_of(proxy.url) as client:
+            assert await client.ping()
+            proxy.reset()
+            for _ in range(20):
+                # The loop finds it out, as it does in time while nobody asks.
+                await asyncio.sleep(0)
+            assert await client.ping()
+
+    factory = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
 
 
 async def test_a_question_whose_connection_is_lost_is_asked_once_more_and_not_again(valkey: Valkey) -> None:
