@@ -43,8 +43,8 @@ def check_countable(storage: Storage, tool: str, limits: Limits) -> None:
         ConfigurationError: It cannot.
     """
     for limit in (*limits.global_rates, *limits.rates):
-        if not storage.supports(limit.strategy):
+        if allowed := storage.cannot_count(limit.strategy, limit.window_ms * 1000):
             raise ConfigurationError(
-                f'tool "{tool}": rate_limit: {storage.where} cannot count a {limit.strategy}; '
-                "choose another strategy, or a Redis or Valkey"
+                f'tool "{tool}": rate_limit: {storage.where} cannot count {limit.max_requests} in '
+                f"{limit.window_ms / 1000:g} s by {limit.strategy}; give {allowed}, or use a Redis or Valkey"
             )

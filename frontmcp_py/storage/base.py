@@ -186,8 +186,13 @@ class Storage(Protocol):
         """Where the store is, for logs, without passwords."""
         ...
 
-    def supports(self, strategy: str) -> bool:
-        """Whether rate limits of this strategy can be counted here."""
+    def cannot_count(self, strategy: str, window_us: int) -> str | None:
+        """What a rate limit would have to be like to be counted here; `None` if it can be as it is.
+
+        Args:
+            strategy: Its strategy.
+            window_us: Its window, in microseconds.
+        """
         ...
 
     async def open(self) -> None:

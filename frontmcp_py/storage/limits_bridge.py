@@ -110,10 +110,6 @@ class LimitsStorage:
         """The scheme and the hosts, without user, password and options."""
         return self._where
 
-    def supports(self, strategy: str) -> bool:
-        """Whether rate limits of this strategy can be counted here: a memcached has no moving windows."""
-        return strategy in self._supported
-
     def cannot_count(self, strategy: str, window_us: int) -> str | None:
         """What a rate limit would have to be like to be counted here; `None` if it can be as it is.
 
@@ -121,7 +117,7 @@ class LimitsStorage:
             strategy: Its strategy.
             window_us: Its window, in microseconds.
         """
-        if not self.supports(strategy):
+        if strategy not in self._supported:
             return f"a strategy that {self._scheme} can do: {', '.join(sorted(self._supported))}"
         if window_us % _SECOND_US:
             return "a window of whole seconds"

@@ -10,10 +10,10 @@ import asyncio
 import hashlib
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from redis.exceptions import NoScriptError, RedisError
 
@@ -33,7 +33,7 @@ class Script:
     """One of the named scripts, with what all of them share in front."""
 
     def __init__(self, name: str) -> None:
-        folder = resources.files(__package__) / "lua"
+        folder = resources.files("frontmcp_py.storage") / "lua"
         self.name: str = name
         self.source: str = "\n".join((folder / f"{each}.lua").read_text("utf-8") for each in ("common", name))
         self.sha: str = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
@@ -91,9 +91,9 @@ class RedisStorage:
         """The address, without a password."""
         return self._address.shown
 
-    def supports(self, strategy: str) -> bool:
-        """All strategies are counted here."""
-        return True
+    def cannot_count(self, strategy: str, window_us: int) -> str | None:
+        """Every rate limit is counted here."""
+        return None
 
     async def open(self) -> None:
         """Connect, and see whether the server is new enough.
@@ -239,11 +239,8 @@ def _turn_told(data: bytes) -> Turn:
     return _turns([(lease, int(attempt), int(rate), int(wait))])[0]
 
 
-def _version(about: object) -> tuple[str, tuple[int, int]]:
-    """What the server is, and its version; a cluster answers for each of its nodes."""
-    fields = cast("dict[str, Any]", about)
-    if "redis_version" not in fields:
-        fields = next((each for each in fields.values() if isinstance(each, dict)), {})
+def _version(fields: Mapping[str, Any]) -> tuple[str, tuple[int, int]]:
+    """What the server is, and its version."""
     name = "valkey" if fields.get("server_name") == "valkey" else "redis"
     text = str(fields.get("valkey_version" if name == "valkey" else "redis_version", "0.0"))
     major, minor, *_ = (*text.split("."), "0")

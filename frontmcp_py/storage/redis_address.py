@@ -150,8 +150,9 @@ class RedisAddress:
         host, port = self.hosts[0]
         if self.kind == "unix":
             return {"connection_class": _Unix, "path": host}
+        tls: dict[str, Any] = {"contexts": {}} if self.secure else {}
         if self.kind == "server":
-            return {"connection_class": _SSL if self.secure else _TCP, "host": host, "port": port}
+            return {"connection_class": _SSL if self.secure else _TCP, "host": host, "port": port, **tls}
         # However many there are to ask, one that hangs leaves time for the others.
         share = timeout / (len(self.hosts) + 1)
         brief: dict[str, Any] = {
@@ -165,7 +166,7 @@ class RedisAddress:
             locate = _BySentinel(self.hosts, self.service, {**brief, **self.sentinel})
         else:
             locate = _ByCluster(self.hosts, key_slot(tag.encode()), {**brief, **self.options})
-        return {"connection_class": _LocatedSSL if self.secure else _Located, "locate": locate}
+        return {"connection_class": _LocatedSSL if self.secure else _Located, "locate": locate, **tls}
 
 
 # -- connections -----------------------------------------------------------------------------------------
@@ -191,7 +192,12 @@ class _TCP(_Writing, Connection):
 
 
 class _SSL(_Writing, SSLConnection):
-    pass
+    """Shares one context with all connections of its client: making one takes long, and stops the loop."""
+
+    def __init__(self, *, contexts: dict[str, Any], **options: Any) -> None:
+        base: Any = super()
+        base.__init__(**options)
+        self.ssl_context = contexts.setdefault("shared", self.ssl_context)
 
 
 class _Unix(_Writing, UnixDomainSocketConnection):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from frontmcp_py.policy import STRATEGIES
 from frontmcp_py.scheduler import NESTED
 from frontmcp_py.storage import (
     Answer,
@@ -370,9 +369,9 @@ class InProcessStorage:
         """Nowhere else."""
         return "this process"
 
-    def supports(self, strategy: str) -> bool:
-        """Every strategy is."""
-        return strategy in STRATEGIES
+    def cannot_count(self, strategy: str, window_us: int) -> str | None:
+        """Every rate limit is counted here."""
+        return None
 
     async def open(self) -> None:
         """See whether the store is there."""

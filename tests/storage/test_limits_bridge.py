@@ -192,8 +192,8 @@ async def test_there_is_nothing_to_listen_to(memory: Calls) -> None:
 def test_what_a_storage_can_count_is_told_before_any_call() -> None:
     memory = LimitsStorage("memory://")
     memcached = LimitsStorage("memcached://localhost:1")
-    assert [memory.supports(strategy) for strategy in STRATEGIES] == [True, True, True]
-    assert not memcached.supports("moving-window")
+    assert [memory.cannot_count(strategy, 60_000_000) for strategy in STRATEGIES] == [None] * 3
+    assert memcached.cannot_count("moving-window", 60_000_000) is not None
     said = [
         memcached.cannot_count("moving-window", MINUTE_US),
         memory.cannot_count("fixed-window", 1_500_000),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,24 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
         async with client_of(f"redis+unix://{path}/valkey?db=2") as client:
             assert int((await client.client_info())["db"]) == 2
         assert server.running
+
+
+async def test_connections_over_tls_share_one_context(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making one takes tens of milliseconds, in which the loop stands still."""
+    make, made = ssl.create_default_context, list[ssl.SSLContext]()
+
+    def counted(*args: Any, **options: Any) -> ssl.SSLContext:
+        made.append(make(*args, **options))
+        return made[-1]
+
+    async with FaultProxy(valkey, tls=True) as proxy:
+        async with client_of(proxy.url) as client:
+            monkeypatch.setattr(ssl, "create_default_context", counted)
+            assert await asyncio.gather(*[client.ping() for _ in range(4)]) == [True] * 4
+        assert proxy.connections > 1
+    assert len(made) == 1
 
 
 async def test_tls_trusts_whom_it_is_told_to_and_nobody_else(valkey: Valkey) -> None:
