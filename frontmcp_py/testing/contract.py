@@ -1065,6 +1065,18 @@ class StorageContract:
             self.later(1)
             assert not await self.is_full(storage, slot())
 
+    async def test_an_answer_that_is_given_again_lasts_one_lease_more(self) -> None:
+        self.atomic()
+        async with self.slot_instance() as storage:
+            holder = await self.start(storage, slot())
+            waiter = await self.queue(storage, slot())
+            for attempt in (1, 2):
+                self.later(0.9 * LEASE * SECOND)
+                assert isinstance(await storage.take(replace(holder, attempt=attempt)), Started)
+                assert isinstance(await storage.take(replace(waiter, attempt=attempt)), Queued)
+            self.later(0.9 * LEASE * SECOND)
+            assert await storage.renew([holder.lease], [waiter.lease]) == Renewed()
+
     async def test_a_call_keeps_its_slots_for_a_lease_from_its_turn(self) -> None:
         async with self.slot_instance() as storage:
             holder = await self.start(storage, slot())

@@ -170,8 +170,7 @@ class InProcessStore:
         for lease in waiting:
             call = self._calls.get(lease)
             if call is not None and self._stands(call):
-                for need in call.ask.slots:
-                    self._slot(need).alive[lease] = self._end_us()
+                self._wait(call)
                 stirred += call.ask.slots
             elif call is not None and (call.state == "refused" or self._holds(call)):
                 if call.state == "held":
@@ -191,9 +190,11 @@ class InProcessStore:
             return known.refusal
         if self._holds(known):
             known.attempt = ask.attempt
+            self._hold(known)
             return Started(known.number)
         if self._stands(known):
             known.attempt = ask.attempt
+            self._wait(known)
             return Queued(known.number, self._blocked(known))
         return None
 
@@ -286,6 +287,10 @@ class InProcessStore:
         """Whether it stands in all its lines."""
         lease = call.ask.lease
         return call.state == "waiting" and all(lease in self._slot(need).alive for need in call.ask.slots)
+
+    def _wait(self, call: _Call) -> None:
+        for need in call.ask.slots:
+            self._slot(need).alive[call.ask.lease] = self._end_us()
 
     def _quit(self, call: _Call) -> None:
         for need in call.ask.slots:

@@ -219,7 +219,7 @@ async def test_connections_over_tls_share_one_context(
         async with client_of(proxy.url) as client:
             monkeypatch.setattr(ssl, "create_default_context", counted)
             assert await asyncio.gather(*[client.ping() for _ in range(4)]) == [True] * 4
-        assert proxy.connections > 1
+            assert proxy.connections > 1
     assert len(made) == 1
 
 

@@ -38,13 +38,15 @@ end
 
 local has_ended = false
 
--- What is known of the call already: an answer that was lost, or a turn whose passing on was.
+-- What is known of the call already: an answer that was lost, or a turn whose passing on was. It lasts one lease from
+-- this answer on.
 if call then
   if call.state == 'void' or attempt < call.attempt then return { 'void' } end
   local is_repeated = attempt == call.attempt
   call.attempt = attempt
   if call.state == 'held' then
     if holds(needs.slots, lease) then
+      hold(needs.slots, lease)
       record(lease, call)
       return { 'started', call.number }
     end
@@ -52,6 +54,7 @@ if call then
     let_go(needs.slots, lease)
     uncount(needs.rates, lease, call.at)
   elseif call.state == 'waiting' and stands(needs.slots, lease) then
+    join(needs.slots, lease, order_of(rank, call.number))
     record(lease, call)
     return with({ 'queued', call.number }, blocked_for(order_of(rank, call.number)))
   elseif call.state == 'refused' and is_repeated then
