@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Iterable
-from typing import Final, Protocol
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Final, Protocol
 
-from frontmcp_py.storage import Storage, StorageUnavailable, Turn
+from frontmcp_py.storage import Renewed, Storage, StorageUnavailable, Turn
 
 from .link import Link
 from .run import Run, Stake
@@ -21,6 +21,9 @@ logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
 # A lost message costs at most so many seconds, and an outage is probed so often.
 _BEAT: Final = 1.0
+
+# So many renewals that hang on dead connections fit into a lease, beside the time between two beats.
+_TRIES: Final = 6
 
 
 class Keeper(Protocol):
@@ -35,11 +38,11 @@ class Keeper(Protocol):
         """The turn of a call has come."""
         ...
 
-    def lost(self, run: Run, stake: Stake, *, stood_still: bool) -> Awaitable[None]:
+    def lost(self, run: Run, stake: Stake, *, stood_still: bool) -> Coroutine[Any, Any, None]:
         """The store does not know a running call any more."""
         ...
 
-    def strayed(self, run: Run, stake: Stake) -> Awaitable[None]:
+    def strayed(self, run: Run, stake: Stake) -> Coroutine[Any, Any, None]:
         """The store does not know a waiting call any more."""
         ...
 
@@ -81,6 +84,10 @@ class Leases:
         self._listening: asyncio.Task[None] | None = None
         self._wake: asyncio.Future[None] | None = None
         self._closing = False
+        # Leases that the store did not know, while they are asked for.
+        self._mending: set[str] = set()
+        # Until when releases are repeated at the latest, once everybody has left.
+        self._gives_up_at = math.inf
 
     def start(self) -> None:
         """Keep alive what there is from now on."""
@@ -94,14 +101,19 @@ class Leases:
         """Whether it does."""
         return self._beating is not None and not self._beating.done()
 
-    def reopen(self) -> None:
-        """Somebody comes again."""
+    def come(self) -> None:
+        """Somebody comes, perhaps again."""
         self._closing = False
+        self._gives_up_at = math.inf
+
+    def leave(self) -> None:
+        """Nobody comes any more: the store is left as soon as no call has or wants anything there."""
+        self._closing = True
+        self._gives_up_at = self._loop.time() + self._lease
 
     async def close(self) -> None:
-        """Nobody comes any more: the store is left as soon as no work holds anything there."""
-        self._closing = True
-        if not self._is_needed:
+        """Leave the store at once, if nobody has come meanwhile and nothing is left there."""
+        if self._closing and not self._is_needed:
             await self._stop()
 
     def settle(self, lease: str, *, undo: bool) -> asyncio.Task[None] | None:
@@ -132,7 +144,7 @@ class Leases:
 
     @property
     def _is_needed(self) -> bool:
-        return bool(self.held or self._unsettled or self._keeper.is_asking)
+        return bool(self.held or self.line or self._unsettled or self._keeper.is_asking)
 
     async def _release(self, lease: str, undo: bool, until: float) -> None:
         try:
@@ -143,6 +155,16 @@ class Leases:
             self.hear_all(turns)
 
     async def _beat(self) -> None:
+        try:
+            await self._until_left()
+        except asyncio.CancelledError:
+            if self._beating is asyncio.current_task():
+                # The loop ends, and nobody has left the guard.
+                await self._storage.close()
+            raise
+        await self._stop()
+
+    async def _until_left(self) -> None:
         interval = min(_BEAT, self._lease / 3)
         while not self._closing or self._is_needed:
             due = self._loop.time() + interval
@@ -150,7 +172,9 @@ class Leases:
             await asyncio.wait((self._wake,), timeout=interval)
             self._notice_stop(self._loop.time() - due)
             await self._renew()
-        await self._stop()
+            if self._closing and not self._is_needed:
+                # Whatever still asks would open connections anew that nobody closes.
+                await self._link.finish(self._link.longest)
 
     def _notice_stop(self, late: float) -> None:
         if late > self._lease / 2:
@@ -158,10 +182,12 @@ class Leases:
 
     async def _renew(self) -> None:
         now = self._loop.time()
-        self._unsettled = {lease: each for lease, each in self._unsettled.items() if each[1] > now}
+        self._unsettled = {
+            lease: each for lease, each in self._unsettled.items() if min(each[1], self._gives_up_at) > now
+        }
         held, waiting = list(self.held), list(self.line)
         try:
-            renewed = await self._link.ask(self._storage.renew(held, waiting))
+            renewed = await self._renewed(held, waiting)
         except StorageUnavailable:
             return
         finally:
@@ -182,12 +208,32 @@ class Leases:
                 continue
             if lease in lost:
                 stood_still = stake.confirmed_at < self._stood_still_at
-                await self._keeper.lost(run, stake, stood_still=stood_still)
+                self._mend(lease, self._keeper.lost(run, stake, stood_still=stood_still))
             else:
                 stake.confirmed_at = max(now, stake.confirmed_at)
         for lease in renewed.strayed:
             if (run := self.line.get(lease)) is not None and run.stake is not None:
-                await self._keeper.strayed(run, run.stake)
+                self._mend(lease, self._keeper.strayed(run, run.stake))
+
+    async def _renewed(self, held: Sequence[str], waiting: Sequence[str]) -> Renewed:
+        """Renew. A connection that hangs must not cost the leases, so another one is tried soon."""
+        share = min(self._link.budget, self._lease / _TRIES)
+        until = self._loop.time() + self._link.budget
+        while True:
+            is_last = not self._link.is_up or self._loop.time() + share >= until
+            try:
+                return await self._link.ask(self._storage.renew(held, waiting), within=share, is_last=is_last)
+            except StorageUnavailable:
+                if is_last or not self._link.is_up:
+                    raise
+
+    def _mend(self, lease: str, work: Coroutine[Any, Any, None]) -> None:
+        """Ask for what the store does not know any more, beside the beat, and once at a time."""
+        if lease in self._mending:
+            work.close()
+            return
+        self._mending.add(lease)
+        self._link.spawn(work).add_done_callback(lambda _: self._mending.discard(lease))
 
     async def _listen(self) -> None:
         while True:
@@ -203,10 +249,12 @@ class Leases:
             self._wake.set_result(None)
 
     async def _stop(self) -> None:
+        """Leave the store, unless a call comes meanwhile."""
         beating, listening = self._beating, self._listening
         self._beating = self._listening = None
         for task in (beating, listening):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
                 await asyncio.wait((task,))
-        await self._storage.close()
+        if not self.is_started:
+            await self._storage.close()

@@ -28,6 +28,7 @@ class Link:
         down: Called when the store stops answering.
 
     Attributes:
+        budget: Seconds that one question may take.
         longest: Seconds after which every question has been answered or given up.
         is_up: Whether the store answered the last question.
         outages: How often it has stopped answering.
@@ -43,7 +44,7 @@ class Link:
     ) -> None:
         self._loop = loop
         self._where = where
-        self._budget = budget
+        self.budget: float = budget
         self._without = without
         self._down = down
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -51,24 +52,31 @@ class Link:
         self.is_up: bool = True
         self.outages: int = 0
 
-    async def ask(self, question: Awaitable[T]) -> T:
+    async def ask(self, question: Awaitable[T], *, within: float | None = None, is_last: bool = True) -> T:
         """Ask the store.
+
+        Args:
+            question: What is asked.
+            within: Seconds that it may take, if less than the budget.
+            is_last: Whether the store is down if there is no answer in time; if not, it is asked again.
 
         Raises:
             StorageUnavailable: There was no answer in time, or none that could be used.
             asyncio.CancelledError: Whoever asks was cancelled. The store may have heard the question.
         """
-        loop = self._loop
-        due = loop.time() + self._budget
+        loop, budget = self._loop, within or self.budget
+        due = loop.time() + budget
         try:
-            async with asyncio.timeout_at(due + self._budget) as limit:
+            async with asyncio.timeout_at(due + budget) as limit:
                 timer = loop.call_at(due, self._is_over, limit, due)
                 try:
                     return await question
                 finally:
                     timer.cancel()
         except TimeoutError:
-            error: Exception = StorageUnavailable(f"no answer within {self._budget:g} s")
+            error: Exception = StorageUnavailable(f"no answer within {budget:g} s")
+            if not is_last:
+                raise error from None
         except Exception as failure:
             error = failure
         self.lost(error)

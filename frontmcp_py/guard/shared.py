@@ -138,7 +138,7 @@ class Shared:
         Raises:
             ConfigurationError: It is not, and nothing may stand in for it.
         """
-        self._leases.reopen()
+        self._leases.come()
         if self._leases.is_started:
             return
         try:
@@ -173,6 +173,7 @@ class Shared:
 
         Work that goes on keeps its slots: its leases are renewed until it ends.
         """
+        self._leases.leave()
         await self._link.finish(self._budget)
         await self._leases.close()
 
@@ -265,6 +266,9 @@ class Shared:
             return
         try:
             answer = await self._answer(run, stake)
+            if stake.is_observed and run.reason is None:
+                await self._observed(run, stake, answer)
+                return
         except StorageUnavailable:
             if run.reason is not None:
                 raise run.reason from None
@@ -279,9 +283,7 @@ class Shared:
         if run.reason is not None:
             # Refused or cancelled meanwhile; what the answer says is undone already.
             raise run.reason
-        if stake.is_observed:
-            await self._observed(run, stake, answer)
-        elif isinstance(answer, Started):
+        if isinstance(answer, Started):
             stake.number = answer.number
             self._start_or_queue(run, stake)
         elif isinstance(answer, Queued):
@@ -303,7 +305,9 @@ class Shared:
             answer = await self._link.ask(self._storage.take(question))
             if not isinstance(answer, Started) or self._is_fresh(stake) or run.reason is not None:
                 return answer
-        raise StorageUnavailable("its answers come too late for the lease")
+        error = StorageUnavailable("its answers come too late for the lease")
+        self._link.lost(error)
+        raise error
 
     def _is_fresh(self, stake: Stake) -> bool:
         """Whether a lease lasts until it is renewed, even if what was told of it was read late."""
@@ -407,13 +411,14 @@ class Shared:
         """The turn of a call that stood in line has come. It may be told more than once."""
         run = self._leases.line.get(turn.lease) or self._asked.get(turn.lease)
         stake = run.stake if run is not None else None
-        if run is None or stake is None or turn.attempt != stake.attempt:
+        if run is None or stake is None or turn.attempt > stake.attempt:
             return
         if turn.lease not in self._leases.line:
             # It has overtaken the answer that the call stands in line.
             stake.early = turn
             return
-        if turn.refusal is None and not self._is_fresh(stake):
+        if turn.attempt < stake.attempt or (turn.refusal is None and not self._is_fresh(stake)):
+            # Told for a question before, or read late: only an answer says whether it still holds.
             self._link.spawn(self.strayed(run, stake))
             return
         del self._leases.line[turn.lease]
@@ -464,10 +469,11 @@ class Shared:
             answer = await self._link.ask(self._storage.take(question))
         except StorageUnavailable:
             return
+        # Under the names that it was asked with: meanwhile the call may have gone alone, and come back.
         if isinstance(answer, Started):
-            self.hear(Turn(stake.lease, stake.attempt))
+            self.hear(Turn(question.lease, question.attempt))
         elif isinstance(answer, TooOften):
-            self.hear(Turn(stake.lease, stake.attempt, answer))
+            self.hear(Turn(question.lease, question.attempt, answer))
 
     # -- without the store ---------------------------------------------------------------------
 

@@ -1065,6 +1065,28 @@ class StorageContract:
             self.later(1)
             assert not await self.is_full(storage, slot())
 
+    async def test_a_newcomer_is_behind_those_who_keep_the_numbers_of_a_store_that_lost_its_own(self) -> None:
+        async with self.slot_instance() as storage:
+            first = self.ask(slot())
+            assert isinstance(await storage.take(replace(first, number=1000)), Started)
+            waiter = replace(self.ask(slot()), number=1001)
+            assert isinstance(await storage.take(waiter), Queued)
+            newcomer = await self.queue(storage, slot())
+            assert await storage.release(first.lease) == _turns(waiter)
+            assert await storage.release(waiter.lease) == _turns(newcomer)
+
+    async def test_whoever_stands_behind_many_who_are_held_up_elsewhere_starts_soon(self) -> None:
+        async with self.slot_instance() as storage:
+            wide, narrow = slot("wide", 10), slot("narrow")
+            await self.start(storage, narrow)
+            fillers = [await self.start(storage, wide) for _ in range(10)]
+            many = [await self.queue(storage, wide, narrow) for _ in range(70)]
+            last = await self.queue(storage, wide)
+            turns = [*await storage.release(fillers[0].lease), *await storage.release(fillers[1].lease)]
+            turns += (await storage.renew([], [each.lease for each in (*many, last)])).turns
+            # It may be told more than once.
+            assert {turn.lease for turn in turns} == {last.lease}
+
     async def test_an_answer_that_is_given_again_lasts_one_lease_more(self) -> None:
         self.atomic()
         async with self.slot_instance() as storage:

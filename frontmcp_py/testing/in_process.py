@@ -118,7 +118,9 @@ class InProcessStore:
             call.number = call.number or known.number
             self._drop(known, uncount=True)
         if not call.number:
-            call.number = self._numbers = self._numbers + 1
+            call.number = self._numbers + 1
+        # Whoever comes now is behind those who keep the numbers of a store that has lost its own.
+        self._numbers = max(self._numbers, call.number)
         # Whoever waits goes before a newcomer to what has just come free.
         self._advance([need for need in ask.slots if self._purge(need.key) or has_ended])
         if not ask.force:

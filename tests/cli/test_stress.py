@@ -181,6 +181,7 @@ def spoiled(folder: Path, how: str) -> Iterator[str]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_server_that_keeps_its_promises(tmp_path: Path) -> None:
     """Started for this and ended again, with a picture; nothing is called that nobody asked for."""
     write(tmp_path)

@@ -699,6 +699,7 @@ async def test_over_http_commands_end_with_their_client_and_with_the_server(
         assert sleeping(nap) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["--config", pytest.param("FRONTMCP_CONFIG", marks=pytest.mark.slow)])
 async def test_over_http_the_file_that_is_named_holds(how: str, tmp_path: Path, gate: Gate) -> None:
     file = tmp_path / "limits.toml"

@@ -254,6 +254,7 @@ async def test_a_running_call_whose_client_in_this_process_goes(
             await call
 
 
+@pytest.mark.slow
 async def test_calls_of_clients_on_stdio_that_go_have_their_grace(servers: Servers, case: str) -> None:
     # Together, as both really wait.
     await asyncio.gather(*(go_from_stdio(servers.of_its_own(kind, f"{kind}-{case}"), case) for kind in STDIO))

@@ -174,6 +174,7 @@ async def test_a_flood_of_200_connections_is_answered_and_control_calls_pass_it(
     assert counters["rejected"] == {"OVERLOADED": answers["OVERLOADED"]}
 
 
+@pytest.mark.slow
 async def test_a_signal_in_the_middle_of_a_flood_loses_no_call_that_has_begun(flooded: Flooded) -> None:
     told = asyncio.Event()
 

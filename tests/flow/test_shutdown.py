@@ -202,7 +202,7 @@ async def test_a_second_signal_ends_it_at_once(kind: Kind, number: int, tmp_path
 
 
 @one_of_each
-@pytest.mark.parametrize("tool", ["block", "hang"])
+@pytest.mark.parametrize("tool", ["block", slow("hang")])
 async def test_whatever_hangs_does_not_hold_it_up(kind: Kind, tool: str, tmp_path: Path) -> None:
     async with Stopping(kind, tmp_path).serve(grace=0) as server:
         running = await server.begun(tool)
@@ -212,6 +212,7 @@ async def test_whatever_hangs_does_not_hold_it_up(kind: Kind, tool: str, tmp_pat
         running.cancel()
 
 
+@pytest.mark.slow
 @one_of_each
 @pytest.mark.parametrize(("grace", "times"), [(0, 1), slow(LONG, 2)])
 async def test_foreign_code_that_hears_no_signal_does_not_hold_it_up(
@@ -228,6 +229,7 @@ async def test_foreign_code_that_hears_no_signal_does_not_hold_it_up(
         running.cancel()
 
 
+@pytest.mark.slow
 @one_of_each
 async def test_a_clean_up_that_hangs_is_cut_off(kind: Kind, tmp_path: Path) -> None:
     async with Stopping(kind, tmp_path).serve(grace=0, clean_up=600) as server:
@@ -254,6 +256,7 @@ async def test_no_child_process_of_a_tool_is_left(kind: Kind, times: int, tmp_pa
         running.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SSE_2026, slow(SSE_2025)], ids=str)
 async def test_streams_without_an_end_do_not_hold_it_up(kind: Kind, tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:

@@ -31,7 +31,7 @@ end
 local function ends() return now() + lease_ms * 1000 end
 
 -- How many waiters of one line a script looks at, how often it begins again because one of them was refused, and
--- how many dead ones it removes. What is left over is found by the next renewal of an instance that waits there.
+-- how many dead ones it removes. What is left over is found by the next renewal of the instance that waits there.
 local LOOKS = 64
 local FEW = 8
 local ROUNDS = 4
@@ -282,7 +282,7 @@ local function can_start(slots, lease, order, closed)
   return can
 end
 
--- Places may have come free in these slots: everybody starts who can now, in order.
+-- Places may have come free in these slots: everybody starts who can now, in order. Whether there may be more.
 local function advance(slots)
   local stirred = {}
   for _, slot in ipairs(slots) do stirred[slot[1]] = true end
@@ -313,7 +313,10 @@ local function advance(slots)
         end
       end
     end
-    if not again and not (looks == FEW and is_longer and not closed[alone]) then return end
+    if not again and not (looks == FEW and is_longer and not closed[alone]) then
+      return looks == LOOKS and is_longer
+    end
     looks = LOOKS
   end
+  return true
 end

@@ -7,6 +7,9 @@
 -- ARGV  1 moment  2 lease in ms  3 instance  4 how many hold slots  5... their leases, then those who wait
 -- Returns  {{turns}, {lost}, {strayed}}: turns as in release.lua, leases that have ended, waiters not known.
 
+-- How many of an instance's own waiters are looked at by name.
+local OWN = 256
+
 local holders = tonumber(ARGV[4])
 local lost, strayed, stirred = {}, {}, {}
 local renewed = {}
@@ -67,5 +70,23 @@ end
 
 for key in pairs(renewed) do prolong(key) end
 prolong(base .. ':number')
-advance(stirred)
+
+-- Whoever stands behind many others that are held up elsewhere is not seen from the front of its lines.
+if advance(stirred) then
+  local own = {}
+  for i = 5 + holders, math.min(#ARGV, 4 + holders + OWN) do
+    local call = known_of(ARGV[i])
+    if call and call.state == 'waiting' then
+      local needs = needs_of(call)
+      local order = redis.call('ZSCORE', line_key(needs.slots[1][1]), ARGV[i])
+      own[#own + 1] = { lease = ARGV[i], call = call, needs = needs, order = tonumber(order or 0) }
+    end
+  end
+  table.sort(own, function(a, b) return a.order < b.order end)
+  for _, waiter in ipairs(own) do
+    if can_start(waiter.needs.slots, waiter.lease, waiter.order, {}) then
+      serve(waiter.lease, waiter.call, waiter.needs)
+    end
+  end
+end
 return { turns, lost, strayed }

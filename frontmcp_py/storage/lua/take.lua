@@ -64,9 +64,13 @@ if call then
 end
 
 -- The first write of all: a store that is out of memory refuses it, and nothing has been changed.
+local counter = base .. ':number'
 if number == 0 then
-  number = redis.call('INCR', base .. ':number')
-  if number == 1 then redis.call('PEXPIRE', base .. ':number', lease_ms) end
+  number = redis.call('INCR', counter)
+  if number == 1 then redis.call('PEXPIRE', counter, lease_ms) end
+elseif tonumber(redis.call('GET', counter) or 0) < number then
+  -- The store has lost what it counted: whoever comes now is behind those who keep their numbers.
+  redis.call('SET', counter, digits(number), 'PX', lease_ms)
 end
 
 -- Whoever waits goes before a newcomer to what has just come free.
@@ -87,7 +91,7 @@ if not forced then
       if slot[3] == 1 or is_full then return refused(with({ 'full', position }, blocked)) end
     end
     if not may_wait then return refused(with({ 'full', -1 }, blocked)) end
-    prolong(base .. ':number')
+    prolong(counter)
     join(needs.slots, lease, order_of(rank, number))
     record(lease, { state = 'waiting', attempt = attempt, number = number, needs = ARGV[10] })
     return with({ 'queued', number }, blocked)

@@ -1,0 +1,197 @@
+"""What an instance has in a store: kept alive, and given up, whatever is lost or comes late.
+
+The store is in this process, so that time is virtual and each question can be lost, or be slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from frontmcp_py import Guard, GuardStorageUnavailable
+from frontmcp_py.storage import Answer, Ask, Renewed, StorageUnavailable, Turn
+from frontmcp_py.testing import settle, virtual_time
+from frontmcp_py.testing.in_process import InProcessStorage, InProcessStore
+from tests.guard.support import Held
+from tests.instances import slot
+
+
+class Line(InProcessStorage):
+    """A line to the store that can be told to fail.
+
+    Attributes:
+        lost: So many of the next starts and turns are asked for in vain.
+        slow: How long the answer to a start is on its way, in seconds.
+        hangs: So many of the next renewals get no answer at all.
+        opened: How often it was opened and not closed.
+    """
+
+    def __init__(self, store: InProcessStore) -> None:
+        super().__init__(store)
+        self.lost = 0
+        self.slow = 0.0
+        self.hangs = 0
+        self.opened = False
+
+    async def open(self) -> None:
+        await super().open()
+        self.opened = True
+
+    async def close(self) -> None:
+        self.opened = False
+
+    async def take(self, ask: Ask) -> Answer:
+        if self.lost:
+            self.lost -= 1
+            raise StorageUnavailable("lost")
+        answer = await super().take(ask)
+        await asyncio.sleep(self.slow)
+        return answer
+
+    async def release(self, lease: str, *, undo: bool = False) -> Sequence[Turn]:
+        turns = await super().release(lease, undo=undo)
+        await asyncio.sleep(self.slow)
+        return turns
+
+    async def renew(self, held: Sequence[str], waiting: Sequence[str]) -> Renewed:
+        if self.hangs and held:
+            self.hangs -= 1
+            await asyncio.sleep(1000)
+        return await super().renew(held, waiting)
+
+
+def on(line: Line, **options: Any) -> Guard:
+    return Guard({"fallback": "error", **options}, storage=line)
+
+
+async def ended(*calls: Held) -> None:
+    for call in calls:
+        call.let_go()
+    await asyncio.gather(*[call.task for call in calls], return_exceptions=True)
+
+
+@virtual_time
+async def test_a_turn_that_is_asked_for_again_in_vain_is_not_lost() -> None:
+    store = InProcessStore()
+    one, other = Line(store), Line(store)
+    async with on(one) as a, on(other) as b:
+        first = Held(a, "x", slot(1))
+        await settle()
+        second = Held(b, "x", slot(1, 60))
+        await settle()
+        assert b._shared is not None
+        (run,) = b._shared._leases.line.values()
+        assert run.stake is not None
+        # As if this process had stood still since, so that the turn is heard too late to be relied on.
+        run.stake.confirmed_at -= 8
+        other.lost = 1
+        await ended(first)
+        assert second.waits
+        await asyncio.sleep(2)
+        assert second.runs
+        await ended(second)
+
+
+@virtual_time
+async def test_a_call_of_a_guard_that_was_left_hears_its_turn() -> None:
+    store = InProcessStore()
+    line = Line(store)
+    left = on(line)
+    async with on(Line(store)) as b:
+        holder = Held(b, "x", slot(1))
+        await settle()
+        async with left:
+            pass
+        waiter = Held(left, "x", slot(1, 60))
+        await asyncio.sleep(15)
+        await ended(holder)
+        await settle()
+        assert waiter.runs
+        await ended(waiter)
+    await asyncio.sleep(5)
+    assert not line.opened
+
+
+@pytest.mark.parametrize("turns", range(8))
+@virtual_time
+async def test_whoever_enters_while_another_leaves_is_served(turns: int) -> None:
+    store = InProcessStore()
+    line = Line(store)
+    guard = on(line)
+    async with on(Line(store)) as b:
+        holder = Held(b, "x", slot(1))
+        await settle()
+
+        async def come_and_go() -> None:
+            async with guard:
+                call = Held(guard, "x", slot(1, 60))
+                await settle()
+                call.task.cancel()
+
+        going = asyncio.ensure_future(come_and_go())
+        await settle()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with guard:
+            await going
+            waiter = Held(guard, "x", slot(1, 60))
+            await asyncio.sleep(15)
+            await ended(holder)
+            await settle()
+            assert waiter.runs
+            assert line.opened
+            await ended(waiter)
+    assert not line.opened
+
+
+@pytest.mark.parametrize(("lease", "storage_timeout"), [(10, 0.2), (1, 0.2), (1, 0.5), (10, 5), (1, 60)])
+@virtual_time
+async def test_a_renewal_that_hangs_does_not_cost_the_leases(lease: float, storage_timeout: float) -> None:
+    store = InProcessStore(lease=lease)
+    one, other = Line(store), Line(store)
+    options = {"lease": lease, "storage_timeout": storage_timeout}
+    async with on(one, **options) as a, on(other, **options) as b:
+        holder = Held(a, "x", slot(1))
+        await settle()
+        waiter = Held(b, "x", slot(1, 29))
+        await settle()
+        one.hangs = 1
+        await asyncio.sleep(25)
+        assert holder.runs
+        assert waiter.waits
+        await ended(holder, waiter)
+
+
+@virtual_time
+async def test_a_store_whose_answers_come_too_late_for_the_lease_is_one_that_is_down() -> None:
+    line = Line(InProcessStore(lease=1))
+    async with on(line, lease=1, storage_timeout=60) as guard:
+        line.slow = 0.9
+        call = Held(guard, "x", slot(1))
+        await asyncio.sleep(5)
+        assert isinstance(call.task.exception(), GuardStorageUnavailable)
+        assert guard.statistics().outages == 1
+
+
+@virtual_time
+async def test_an_observed_call_that_goes_while_it_asks_leaves_nothing() -> None:
+    store = InProcessStore()
+    line = Line(store)
+    async with on(Line(store)) as b, on(line, mode="observe", storage_timeout=5) as observing:
+        holder = Held(b, "x", slot(1))
+        await settle()
+        line.slow = 1
+        call = Held(observing, "x", slot(1, 0))
+        # It has been told that it would be refused, and takes the slot all the same.
+        await asyncio.sleep(1.5)
+        call.task.cancel()
+        await asyncio.sleep(5)
+        assert observing.statistics().asking == 0
+        await ended(holder)
+        after = Held(b, "x", slot(1))
+        await settle()
+        assert after.runs
+        await ended(after)
