@@ -33,3 +33,13 @@ class SystemClock:
     def monotonic_ns(self) -> int:
         """Nanoseconds of the machine's monotonic clock."""
         return time.monotonic_ns()
+
+
+def suspended_s() -> float:
+    """Seconds that the machine was suspended since it was booted; 0 where the system does not tell.
+
+    Linux' monotonic clock, and so the event loop's, stands still meanwhile. The clocks of others do not.
+    """
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol
 
+from frontmcp_py.clock import suspended_s
 from frontmcp_py.storage import Renewed, Storage, StorageUnavailable, Turn
 
 from .link import Link
@@ -80,6 +81,8 @@ class Leases:
         self._unsettled: dict[str, tuple[bool, float]] = {}
         # When this process was last seen to have stood still for so long that its leases may have ended.
         self._stood_still_at = 0.0
+        # The time of the last renewal, here and there.
+        self._renewed_at: tuple[float, int] | None = None
         self._beating: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._wake: asyncio.Future[None] | None = None
@@ -109,12 +112,16 @@ class Leases:
     def leave(self) -> None:
         """Nobody comes any more: the store is left as soon as no call has or wants anything there."""
         self._closing = True
-        self._gives_up_at = self._loop.time() + self._lease
+        self._gives_up_at = self.now() + self._lease
 
     async def close(self) -> None:
         """Leave the store at once, if nobody has come meanwhile and nothing is left there."""
         if self._closing and not self._is_needed:
             await self._stop()
+
+    def now(self) -> float:
+        """The loop's time, and that in which the machine was suspended: leases do not stand still."""
+        return self._loop.time() + suspended_s()
 
     def settle(self, lease: str, *, undo: bool) -> asyncio.Task[None] | None:
         """Release a lease; without an answer it is repeated until there is one, or the lease is over.
@@ -129,7 +136,7 @@ class Leases:
         if self._loop.is_closed():
             return None
         # A count that was never used does not end with the lease.
-        until = math.inf if undo else self._loop.time() + self._lease
+        until = math.inf if undo else self.now() + self._lease
         if not self._link.is_up:
             self._unsettled[lease] = undo, until
             return None
@@ -167,10 +174,10 @@ class Leases:
     async def _until_left(self) -> None:
         interval = min(_BEAT, self._lease / 3)
         while not self._closing or self._is_needed:
-            due = self._loop.time() + interval
+            due = self.now() + interval
             self._wake = self._loop.create_future()
             await asyncio.wait((self._wake,), timeout=interval)
-            self._notice_stop(self._loop.time() - due)
+            self._notice_stop(self.now() - due)
             await self._renew()
             if self._closing and not self._is_needed:
                 # Whatever still asks would open connections anew that nobody closes.
@@ -178,10 +185,10 @@ class Leases:
 
     def _notice_stop(self, late: float) -> None:
         if late > self._lease / 2:
-            self._stood_still_at = self._loop.time()
+            self._stood_still_at = self.now()
 
     async def _renew(self) -> None:
-        now = self._loop.time()
+        now = self.now()
         self._unsettled = {
             lease: each for lease, each in self._unsettled.items() if min(each[1], self._gives_up_at) > now
         }
@@ -191,7 +198,8 @@ class Leases:
         except StorageUnavailable:
             return
         finally:
-            self._notice_stop(self._loop.time() - now - self._link.longest)
+            self._notice_stop(self.now() - now - self._link.longest)
+        self._compare_clocks(now, renewed.now_us)
         if self._link.found():
             unsettled, self._unsettled = self._unsettled, {}
             for lease, (undo, _) in unsettled.items():
@@ -214,6 +222,15 @@ class Leases:
         for lease in renewed.strayed:
             if (run := self.line.get(lease)) is not None and run.stake is not None:
                 self._mend(lease, self._keeper.strayed(run, run.stake))
+
+    def _compare_clocks(self, here: float, there_us: int) -> None:
+        """Time that went by in the store alone is time in which this machine was paused unawares."""
+        if not there_us:
+            return
+        if self._renewed_at is not None:
+            last_here, last_there_us = self._renewed_at
+            self._notice_stop((there_us - last_there_us) / 1_000_000 - (here - last_here))
+        self._renewed_at = here, there_us
 
     async def _renewed(self, held: Sequence[str], waiting: Sequence[str]) -> Renewed:
         """Renew. A connection that hangs must not cost the leases, so another one is tried soon."""

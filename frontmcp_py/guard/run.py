@@ -52,7 +52,7 @@ class Stake:
         is_held: Whether it has started there.
         is_overdue: Whether its time to wait ended while it asked.
         is_observed: Whether it passes whatever the store says.
-        confirmed_at: When the store was last asked about it, and knew it, by the loop's clock.
+        confirmed_at: When the store was last asked about it, and knew it; see `Leases.now`.
         early: A turn that came before the answer that it stands in line.
         released: The release, once it is under way.
     """

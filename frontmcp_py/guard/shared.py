@@ -94,7 +94,6 @@ class Shared:
         lease: float,
         fallback: bool,
     ) -> None:
-        self._loop = loop
         self._storage = storage
         self._memory = memory
         self._scheduler = memory.scheduler
@@ -264,6 +263,7 @@ class Shared:
         if not self._link.is_up:
             self._without_store(run, stake)
             return
+        lease = stake.lease
         try:
             answer = await self._answer(run, stake)
             if stake.is_observed and run.reason is None:
@@ -279,7 +279,7 @@ class Shared:
                 self._slots.give_up(run)
             raise
         finally:
-            self._asked.pop(stake.lease, None)
+            self._asked.pop(lease, None)
         if run.reason is not None:
             # Refused or cancelled meanwhile; what the answer says is undone already.
             raise run.reason
@@ -301,7 +301,7 @@ class Shared:
         self._asked[stake.lease] = run
         for _ in range(_QUESTIONS):
             question = self._question(run, stake)
-            stake.confirmed_at = self._loop.time()
+            stake.confirmed_at = self._leases.now()
             answer = await self._link.ask(self._storage.take(question))
             if not isinstance(answer, Started) or self._is_fresh(stake) or run.reason is not None:
                 return answer
@@ -312,7 +312,7 @@ class Shared:
     def _is_fresh(self, stake: Stake) -> bool:
         """Whether a lease lasts until it is renewed, even if what was told of it was read late."""
         needs = stake.slots and self._storage.shares_slots
-        return not needs or self._loop.time() - stake.confirmed_at <= self._lease * _FRESH
+        return not needs or self._leases.now() - stake.confirmed_at <= self._lease * _FRESH
 
     def _question(self, run: Run, stake: Stake, *, counted: bool = True, force: bool = False) -> Ask:
         stake.attempt += 1
@@ -443,7 +443,7 @@ class Shared:
         have ended meanwhile and there is no room for it any more.
         """
         if stake.is_observed or not stood_still:
-            asked_at = self._loop.time()
+            asked_at = self._leases.now()
             force = stake.is_observed or asked_at - stake.confirmed_at <= self._lease
             question = self._question(run, stake, counted=False, force=force)
             try:
@@ -464,7 +464,7 @@ class Shared:
     async def strayed(self, run: Run, stake: Stake) -> None:
         """The store may not know a waiter any more: it asks again, with its number."""
         question = self._question(run, stake)
-        stake.confirmed_at = self._loop.time()
+        stake.confirmed_at = self._leases.now()
         try:
             answer = await self._link.ask(self._storage.take(question))
         except StorageUnavailable:

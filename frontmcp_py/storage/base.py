@@ -11,7 +11,7 @@ implementation has to pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from frontmcp_py.scheduler import Rank
@@ -161,11 +161,13 @@ class Renewed:
         turns: Turns of the instance's own calls that have come.
         lost: Calls whose lease has ended, or that the store does not know any more.
         strayed: Calls that stood in line and that the store does not know any more.
+        now_us: The store's time, in microseconds; 0: it does not tell.
     """
 
     turns: tuple[Turn, ...] = ()
     lost: tuple[str, ...] = ()
     strayed: tuple[str, ...] = ()
+    now_us: int = field(default=0, compare=False)
 
 
 class Storage(Protocol):

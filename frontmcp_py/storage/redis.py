@@ -167,8 +167,8 @@ class RedisStorage:
 
     async def renew(self, held: Sequence[str], waiting: Sequence[str]) -> Renewed:
         """Keep everything of this instance alive for one lease more."""
-        turns, lost, strayed = await self._run("renew", len(held), *held, *waiting)
-        return Renewed(_turns(turns), tuple(map(_text, lost)), tuple(map(_text, strayed)))
+        turns, lost, strayed, now_us = await self._run("renew", len(held), *held, *waiting)
+        return Renewed(_turns(turns), tuple(map(_text, lost)), tuple(map(_text, strayed)), now_us)
 
     async def listen(self, hear: Callable[[Turn], None], ready: Callable[[], None]) -> None:
         """Pass on what the store tells this instance, until cancelled."""

@@ -180,7 +180,8 @@ class InProcessStore:
                 turns.append(Turn(lease, call.attempt, call.refusal))
             else:
                 strayed.append(lease)
-        return Renewed((*turns, *self._advance(stirred, asker)), tuple(lost), tuple(strayed))
+        turns += self._advance(stirred, asker)
+        return Renewed(tuple(turns), tuple(lost), tuple(strayed), self._now_us())
 
     # -- calls ---------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontmcp_py import Guard, GuardStorageUnavailable
+from frontmcp_py import Guard, GuardStorageUnavailable, LeaseLost
 from frontmcp_py.storage import Answer, Ask, Renewed, StorageUnavailable, Turn
 from frontmcp_py.testing import settle, virtual_time
 from frontmcp_py.testing.in_process import InProcessStorage, InProcessStore
@@ -195,3 +195,38 @@ async def test_an_observed_call_that_goes_while_it_asks_leaves_nothing() -> None
         await settle()
         assert after.runs
         await ended(after)
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["suspended", "paused from outside"])
+@virtual_time
+async def test_a_machine_that_was_suspended_has_lost_its_slots(
+    noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop's clock stands still meanwhile."""
+    loop, suspended = asyncio.get_running_loop(), 0.0
+    monkeypatch.setattr("frontmcp_py.guard.leases.suspended_s", lambda: suspended if noticed else 0.0)
+    store = InProcessStore(now_us=lambda: round((loop.time() + suspended) * 1_000_000))
+    async with on(Line(store)) as b, on(Line(store)) as a:
+        sleeper = Held(a, "x", slot(1))
+        waiter = Held(b, "x", slot(1, 60))
+        await asyncio.sleep(5)
+        assert a._shared is not None
+        (run,) = a._shared._leases.held.values()
+        suspended = 20.0
+        await asyncio.sleep(2)
+        assert isinstance(run.signal.reason, LeaseLost)
+        assert waiter.runs
+        await ended(sleeper, waiter)
+
+
+@virtual_time
+async def test_a_call_that_asks_when_the_store_goes_is_forgotten() -> None:
+    line = Line(InProcessStore())
+    async with on(line, fallback="memory") as guard:
+        line.lost = 1
+        call = Held(guard, "x", slot(1))
+        await settle()
+        assert call.runs
+        await ended(call)
+        assert guard._shared is not None
+        assert not guard._shared._asked

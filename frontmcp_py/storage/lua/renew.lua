@@ -5,7 +5,7 @@
 --
 -- KEYS  1 the hash tag
 -- ARGV  1 moment  2 lease in ms  3 instance  4 how many hold slots  5... their leases, then those who wait
--- Returns  {{turns}, {lost}, {strayed}}: turns as in release.lua, leases that have ended, waiters not known.
+-- Returns  {{turns}, {lost}, {strayed}, moment}: turns as in release.lua, leases that have ended, waiters not known.
 
 -- How many of an instance's own waiters are looked at by name.
 local OWN = 256
@@ -89,4 +89,4 @@ if advance(stirred) then
     end
   end
 end
-return { turns, lost, strayed }
+return { turns, lost, strayed, now() }
