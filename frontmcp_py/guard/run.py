@@ -47,6 +47,7 @@ class Stake:
         slots: The slots, as this instance counts them.
         attempt: How often the store was asked under this lease.
         number: Its place in the order of arrival there; 0: it has none yet.
+        has_waited_here: Whether it waited on this instance alone, and the store has come back since.
         is_alone: Whether this instance's own counts decide, because the store is away.
         is_known: Whether the store may know something of the call.
         is_held: Whether it has started there.
@@ -61,6 +62,7 @@ class Stake:
         "attempt",
         "confirmed_at",
         "early",
+        "has_waited_here",
         "is_alone",
         "is_held",
         "is_known",
@@ -78,6 +80,7 @@ class Stake:
     ) -> None:
         self.rates: Sequence[tuple[RateRule, str]] = rates
         self.slots: tuple[Slot, ...] = slots
+        self.has_waited_here: bool = False
         self.is_alone: bool = False
         self.is_held: bool = False
         self.is_observed: bool = is_observed

@@ -103,6 +103,7 @@ class Shared:
         self._fallback = fallback
         self._name = secrets.token_hex(8)
         self._numbers = count(1)
+        self._returning = asyncio.Lock()
         # Calls that await their answer, by lease.
         self._asked: dict[str, Run] = {}
         self._link = Link(loop, storage.where, budget, _WITHOUT[fallback], self._went_down)
@@ -297,6 +298,14 @@ class Shared:
             self._slots.turn_away(run, self._refusal(run, stake, answer))
 
     async def _answer(self, run: Run, stake: Stake) -> Answer:
+        """What the store says."""
+        if not stake.has_waited_here:
+            return await self._answered(run, stake)
+        # Those who waited here while the store was away ask one after the other, and so keep their order.
+        async with self._returning:
+            return await self._answered(run, stake)
+
+    async def _answered(self, run: Run, stake: Stake) -> Answer:
         """What the store says; asked again if it was read so late that a lease may have ended since."""
         self._asked[stake.lease] = run
         for _ in range(_QUESTIONS):
@@ -538,6 +547,7 @@ class Shared:
             if stake is not None and stake.is_alone:
                 self._scheduler.withdraw(run)
                 self._hand_over(run, stake)
+                stake.has_waited_here = True
                 if self._memory.take(run) is Verdict.TAKEN:
                     self._slots.ask(run)
                 else:

@@ -12,6 +12,8 @@ import pytest
 from frontmcp_py import Throttle
 from frontmcp_py.testing import VirtualTimeLoop, settle
 from tests.cases.desk import Desk, other_tasks
+from tests.servers import own_valkey as own_valkey
+from tests.servers import valkey as valkey
 
 
 @pytest.fixture

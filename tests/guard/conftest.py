@@ -6,6 +6,8 @@ import pytest
 
 from frontmcp_py.guard import Guard
 from tests.guard.support import every_guard_ends_clean
+from tests.servers import own_valkey as own_valkey
+from tests.servers import valkey as valkey
 
 
 @pytest.fixture(autouse=True)
