@@ -141,7 +141,10 @@ def _footnotes(server: FrontMCP, tools: Iterable[ToolInForce]) -> list[str]:
     storage = server.guard.storage
     if storage is not None:
         without = "each instance counts alone" if server.guard.counts_alone else "calls are refused"
-        lines.append(f"shared in {storage.where}{_from(settings, 'storage')}; while it is away, {without}")
+        what = (
+            "shared in" if storage.shares_slots else "slots stay in this process, rate limits are shared in"
+        )
+        lines.append(f"{what} {storage.where}{_from(settings, 'storage')}; while it is away, {without}")
     if server.guard.throttle is not None and server.guard.throttle.mode == "observe":
         lines.append(f"nothing is refused: the limits are only observed{_from(settings, 'mode')}")
     return ["", *lines]

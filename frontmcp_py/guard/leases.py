@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from frontmcp_py.clock import suspended_s
-from frontmcp_py.storage import Renewed, Storage, StorageUnavailable, Turn
+from frontmcp_py.storage import Ask, Renewed, Storage, StorageUnavailable, Turn
 
 from .link import Link
 from .run import Run, Stake
@@ -22,6 +23,12 @@ logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
 # A lost message costs at most so many seconds, and an outage is probed so often.
 _BEAT: Final = 1.0
+
+# So many waiters a renewal looks at by name.
+_CLOSELY: Final = 256
+
+# So many questions about what was lost go on at once: after a restart of the store there may be thousands.
+_FEW: Final = 16
 
 # So many renewals that hang on dead connections fit into a lease, beside the time between two beats.
 _TRIES: Final = 6
@@ -87,8 +94,11 @@ class Leases:
         self._listening: asyncio.Task[None] | None = None
         self._wake: asyncio.Future[None] | None = None
         self._closing = False
-        # Leases that the store did not know, while they are asked for.
+        # Calls that are asked about beside the beat.
         self._mending: set[str] = set()
+        self._few = asyncio.Semaphore(_FEW)
+        # Which waiter a renewal begins with.
+        self._first = 0
         # Until when releases are repeated at the latest, once everybody has left.
         self._gives_up_at = math.inf
 
@@ -142,6 +152,14 @@ class Leases:
             return None
         return self._link.spawn(self._release(lease, undo, until))
 
+    def mend(self, lease: str, work: Coroutine[Any, Any, None]) -> None:
+        """Ask about a call beside everything else: only once at a time, and few of them at a time."""
+        if lease in self._mending:
+            work.close()
+            return
+        self._mending.add(lease)
+        self._link.spawn(self._few_at_a_time(work)).add_done_callback(lambda _: self._mending.discard(lease))
+
     def hear_all(self, turns: Iterable[Turn]) -> None:
         """Turns that came with an answer."""
         for turn in turns:
@@ -152,6 +170,10 @@ class Leases:
     @property
     def _is_needed(self) -> bool:
         return bool(self.held or self.line or self._unsettled or self._keeper.is_asking)
+
+    async def _few_at_a_time(self, work: Coroutine[Any, Any, None]) -> None:
+        async with self._few:
+            await work
 
     async def _release(self, lease: str, undo: bool, until: float) -> None:
         try:
@@ -178,10 +200,21 @@ class Leases:
             self._wake = self._loop.create_future()
             await asyncio.wait((self._wake,), timeout=interval)
             self._notice_stop(self.now() - due)
-            await self._renew()
+            try:
+                await self._renew()
+            except Exception:
+                # Without a beat every lease would end.
+                logger.exception("a renewal has failed")
             if self._closing and not self._is_needed:
                 # Whatever still asks would open connections anew that nobody closes.
                 await self._link.finish(self._link.longest)
+
+    async def _probe(self) -> None:
+        """Ask what calls ask, for nothing: a store may answer, and yet take no data."""
+        lease = secrets.token_hex(8)
+        await self._storage.open()
+        await self._storage.take(Ask(lease))
+        await self._storage.release(lease)
 
     def _notice_stop(self, late: float) -> None:
         if late > self._lease / 2:
@@ -192,18 +225,18 @@ class Leases:
         self._unsettled = {
             lease: each for lease, each in self._unsettled.items() if min(each[1], self._gives_up_at) > now
         }
-        held, waiting = list(self.held), list(self.line)
+        held, waiting = list(self.held), self._line_in_turn()
         try:
             renewed = await self._renewed(held, waiting)
         except StorageUnavailable:
             return
         finally:
             self._notice_stop(self.now() - now - self._link.longest)
-        self._compare_clocks(now, renewed.now_us)
+        self._compare_clocks(now, self.now(), renewed.now_us)
         if self._link.found():
             unsettled, self._unsettled = self._unsettled, {}
-            for lease, (undo, _) in unsettled.items():
-                self.settle(lease, undo=undo)
+            for lease, (undo, until) in unsettled.items():
+                self._link.spawn(self._few_at_a_time(self._release(lease, undo, until)))
             self._keeper.came_back()
         strayed = set(renewed.strayed)
         for lease in waiting:
@@ -216,26 +249,37 @@ class Leases:
                 continue
             if lease in lost:
                 stood_still = stake.confirmed_at < self._stood_still_at
-                self._mend(lease, self._keeper.lost(run, stake, stood_still=stood_still))
+                self.mend(lease, self._keeper.lost(run, stake, stood_still=stood_still))
             else:
                 stake.confirmed_at = max(now, stake.confirmed_at)
         for lease in renewed.strayed:
             if (run := self.line.get(lease)) is not None and run.stake is not None:
-                self._mend(lease, self._keeper.strayed(run, run.stake))
+                self.mend(lease, self._keeper.strayed(run, run.stake))
 
-    def _compare_clocks(self, here: float, there_us: int) -> None:
+    def _line_in_turn(self) -> list[str]:
+        """The waiters, beginning with others each time: a renewal looks closely at the first ones only."""
+        line = list(self.line)
+        self._first = self._first + _CLOSELY if self._first + _CLOSELY < len(line) else 0
+        return line[self._first :] + line[: self._first]
+
+    def _compare_clocks(self, asked_at: float, read_at: float, there_us: int) -> None:
         """Time that went by in the store alone is time in which this machine was paused unawares."""
         if not there_us:
             return
         if self._renewed_at is not None:
-            last_here, last_there_us = self._renewed_at
-            self._notice_stop((there_us - last_there_us) / 1_000_000 - (here - last_here))
-        self._renewed_at = here, there_us
+            last_asked_at, last_there_us = self._renewed_at
+            missed = (there_us - last_there_us) / 1_000_000 - (read_at - last_asked_at)
+            if missed > self._lease / 2:
+                # What this very renewal has confirmed is sure.
+                self._stood_still_at = asked_at
+        self._renewed_at = asked_at, there_us
 
     async def _renewed(self, held: Sequence[str], waiting: Sequence[str]) -> Renewed:
         """Renew. A connection that hangs must not cost the leases, so another one is tried soon."""
         share = min(self._link.budget, self._lease / _TRIES)
         until = self._loop.time() + self._link.budget
+        if not self._link.is_up:
+            await self._link.ask(self._probe())
         while True:
             is_last = not self._link.is_up or self._loop.time() + share >= until
             try:
@@ -243,14 +287,6 @@ class Leases:
             except StorageUnavailable:
                 if is_last or not self._link.is_up:
                     raise
-
-    def _mend(self, lease: str, work: Coroutine[Any, Any, None]) -> None:
-        """Ask for what the store does not know any more, beside the beat, and once at a time."""
-        if lease in self._mending:
-            work.close()
-            return
-        self._mending.add(lease)
-        self._link.spawn(work).add_done_callback(lambda _: self._mending.discard(lease))
 
     async def _listen(self) -> None:
         while True:

@@ -45,6 +45,7 @@ class Stake:
         lease: What the store knows the call by.
         rates: The rate limits, and the keys it is counted under.
         slots: The slots, as this instance counts them.
+        asker: The task that awaits the store's answer.
         attempt: How often the store was asked under this lease.
         number: Its place in the order of arrival there; 0: it has none yet.
         has_waited_here: Whether it waited on this instance alone, and the store has come back since.
@@ -56,9 +57,11 @@ class Stake:
         confirmed_at: When the store was last asked about it, and knew it; see `Leases.now`.
         early: A turn that came before the answer that it stands in line.
         released: The release, once it is under way.
+        was_called_off: Whether that task was told not to await it any longer.
     """
 
     __slots__ = (
+        "asker",
         "attempt",
         "confirmed_at",
         "early",
@@ -73,6 +76,7 @@ class Stake:
         "rates",
         "released",
         "slots",
+        "was_called_off",
     )
 
     def __init__(
@@ -87,10 +91,18 @@ class Stake:
         self.is_overdue: bool = False
         self.confirmed_at: float = 0.0
         self.released: asyncio.Task[None] | None = None
-        self.rename(lease)
+        self.asker: asyncio.Task[Any] | None = None
+        self.was_called_off: bool = False
+        self.know_as(lease)
 
-    def rename(self, lease: str) -> None:
-        """Be known by another lease, of which the store knows nothing yet."""
+    def call_off(self) -> None:
+        """Whoever awaits the store's answer does not need it any more."""
+        if self.asker is not None and not self.was_called_off:
+            self.was_called_off = True
+            self.asker.cancel()
+
+    def know_as(self, lease: str) -> None:
+        """Be known by a lease of which the store knows nothing yet."""
         self.lease: str = lease
         self.attempt: int = 0
         self.number: int = 0

@@ -16,7 +16,7 @@ import logging
 import secrets
 from dataclasses import replace
 from itertools import count
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from frontmcp_py.errors import (
     ConcurrencyLimit,
@@ -54,13 +54,16 @@ from .slots import Slots
 logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
 
 # What happens while the store is down, for the log: without and with the fallback.
-_WITHOUT: Final = (
-    "until it does, calls that need it are refused",
-    "until it does, this instance counts alone",
-)
+_WITHOUT: Final = {
+    False: "until it does, calls that need it are refused",
+    True: "until it does, this instance counts alone",
+}
 
 # The part of a lease after which no work begins without asking again. It is renewed by a third of one.
 _FRESH: Final = 2 / 3
+
+# Seconds that an answer waits for the store to know of the end, if one question may take longer.
+_ANSWER: Final = 1.0
 
 # How often a call asks, if this process stands still while it does.
 _QUESTIONS: Final = 3
@@ -143,6 +146,9 @@ class Shared:
             return
         try:
             await self._opened()
+        except ConfigurationError:
+            await self._storage.close()
+            raise
         except StorageUnavailable as error:
             if not self._fallback:
                 await self._storage.close()
@@ -250,7 +256,7 @@ class Shared:
         """Wait until the store knows of the end, so that whoever is answered may call again at once."""
         released = run.stake.released if run.stake is not None else None
         if released is not None and not released.done():
-            await asyncio.wait((released,))
+            await asyncio.wait((released,), timeout=_ANSWER)
 
     @property
     def is_asking(self) -> bool:
@@ -265,6 +271,7 @@ class Shared:
             self._without_store(run, stake)
             return
         lease = stake.lease
+        stake.asker = asyncio.current_task()
         try:
             answer = await self._answer(run, stake)
             if stake.is_observed and run.reason is None:
@@ -278,8 +285,11 @@ class Shared:
         except BaseException:
             if run.reason is None:
                 self._slots.give_up(run)
+            elif stake.was_called_off and _is_called_off(stake.asker):
+                raise run.reason from None
             raise
         finally:
+            stake.asker = None
             self._asked.pop(lease, None)
         if run.reason is not None:
             # Refused or cancelled meanwhile; what the answer says is undone already.
@@ -360,7 +370,7 @@ class Shared:
             itself = run.parent is not None and run.parent.holds(slot)
             return ConcurrencyLimit(tool, bound.limit.max_concurrent, bound.scope, waits_for_itself=itself)
         if isinstance(answer, NoSlot):
-            return self._slots.overloaded(run)
+            return self._slots.full(run)
         return GuardStorageUnavailable(tool)
 
     def _start_or_queue(self, run: Run, stake: Stake) -> None:
@@ -379,8 +389,9 @@ class Shared:
         self._give_places_back(run)
         blocked = [(run.plan.slots[each], stake.slots[each]) for each in answer.blocked]
         self._slots.stand(run, blocked)
-        if stake.early is not None:
-            self.hear(stake.early)
+        early, stake.early = stake.early, None
+        if early is not None:
+            self.hear(early)
         self._slots.advance()
 
     def _seat(self, run: Run, stake: Stake) -> bool:
@@ -428,7 +439,7 @@ class Shared:
             return
         if turn.attempt < stake.attempt or (turn.refusal is None and not self._is_fresh(stake)):
             # Told for a question before, or read late: only an answer says whether it still holds.
-            self._link.spawn(self.strayed(run, stake))
+            self._leases.mend(turn.lease, self.strayed(run, stake))
             return
         del self._leases.line[turn.lease]
         if turn.refusal is not None:
@@ -497,7 +508,7 @@ class Shared:
     def _go_alone(self, run: Run, stake: Stake) -> None:
         """This instance's own counts decide; what the store has of the call is undone as soon as it hears."""
         self.withdraw(run)
-        stake.rename(self._new_lease())
+        stake.know_as(self._new_lease())
         stake.is_alone = True
         self._give_places_back(run)
         run.rates = stake.rates
@@ -584,6 +595,11 @@ class Shared:
         """The call's slots on this instance: those that nobody used were forgotten meanwhile."""
         stake.slots = tuple(self._scheduler.slot(slot.key, slot.capacity) for slot in stake.slots)
         return stake.slots
+
+
+def _is_called_off(task: asyncio.Task[Any] | None) -> bool:
+    """Take the cancellation back that called it off; whether nobody else has cancelled it."""
+    return task is not None and task.uncancel() == 0
 
 
 def _arrival(run: Run) -> int:

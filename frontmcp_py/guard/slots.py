@@ -165,11 +165,8 @@ class Slots:
         del self._asking[run]
         if run not in self._waiting:
             # It is in line already, and counted there.
-            admission = self._admission
-            if admission is not None and self.waiting > admission.max_queued:
-                error = self.overloaded(run)
-                self._say_full(error, admission)
-                self.turn_away(run, error)
+            if self._admission is not None and self.waiting > self._admission.max_queued:
+                self.turn_away(run, self.full(run))
             self._set_patience(run, limits)
         elif run.stake is not None and run.stake.is_overdue:
             self.turn_away(run, self._too_late(run))
@@ -278,6 +275,13 @@ class Slots:
             else:
                 self.call(claim)
 
+    def full(self, run: Run, pools: Sequence[Pool] = ()) -> Overloaded:
+        """The answer where no more calls may wait; the first time, the log has it too."""
+        error = self.overloaded(run, pools)
+        if self._admission is not None:
+            self._say_full(error, self._admission)
+        return error
+
     def overloaded(
         self,
         run: Run,
@@ -289,7 +293,7 @@ class Slots:
         """The answer of a server that has no room; of what holds the call up, admission is named first."""
         places = self._places or self._threads
         return Overloaded(
-            running=places.held,
+            running=places.held - (run in self._asking),
             # Whoever is refused after a wait does not count among those who wait.
             waiting=self.waiting - (run in self._waiting and run not in self._asking),
             waited_ms=waited_ms,
@@ -321,12 +325,7 @@ class Slots:
         for pool in pools:
             if parent is not None and parent.holds(pool):
                 return ConcurrencyLimit(tool, pool.capacity, "admission", waits_for_itself=True)
-        admission = self._admission
-        if admission is not None and self.is_full:
-            error = self.overloaded(run, pools)
-            self._say_full(error, admission)
-            return error
-        return None
+        return self.full(run, pools) if self.is_full else None
 
     def _set_patience(self, run: Run, limits: Sequence[tuple[BoundSlot, Slot]]) -> None:
         assert self._timers is not None
@@ -388,6 +387,8 @@ class Slots:
         run.reason = error
         if run.turn is not None and not run.turn.done():
             run.turn.set_result(None)
+        if run.stake is not None:
+            run.stake.call_off()
 
     def _leave(self, run: Run) -> None:
         """Out of the queue; a place that was just being handed over is free for the next, uncounted."""

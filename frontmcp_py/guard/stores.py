@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.policy import Throttle
 from frontmcp_py.storage import Storage
@@ -45,6 +47,6 @@ def check_countable(storage: Storage, tool: str, limits: Limits) -> None:
     for limit in (*limits.global_rates, *limits.rates):
         if allowed := storage.cannot_count(limit.strategy, limit.window_ms * 1000):
             raise ConfigurationError(
-                f'tool "{tool}": rate_limit: {storage.where} cannot count {limit.max_requests} in '
-                f"{limit.window_ms / 1000:g} s by {limit.strategy}; give {allowed}, or use a Redis or Valkey"
+                f'tool "{tool}": rate_limit: {storage.where} cannot count a {limit.strategy} of '
+                f"{timedelta(milliseconds=limit.window_ms)}; give {allowed}, or use a Redis or Valkey"
             )

@@ -165,7 +165,8 @@ class LimitsStorage:
         return ()
 
     async def renew(self, held: Sequence[str], waiting: Sequence[str]) -> Renewed:
-        """Nothing is held here."""
+        """Nothing is held here; see whether the store answers."""
+        await self.open()
         return Renewed()
 
     async def listen(self, hear: Callable[[Turn], None], ready: Callable[[], None]) -> None:

@@ -9,24 +9,36 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+)
 
 from frontmcp_py.errors import ConfigurationError
 
 from .base import Answer, Ask, NoSlot, Queued, Renewed, Started, StorageUnavailable, TooOften, Turn, Void
 from .redis_address import RedisAddress
 
+logger: logging.Logger = logging.getLogger("frontmcp_py.guard")
+
 OLDEST_REDIS: Final = (6, 2)
 """The first Redis that has every command of the scripts."""
 
 OLDEST_VALKEY: Final = (7, 2)
 """The first release under that name."""
+
+
+_REFUSALS: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
 class Script:
@@ -100,9 +112,17 @@ class RedisStorage:
 
         Raises:
             StorageUnavailable: It does not answer.
-            ConfigurationError: It is too old.
+            ConfigurationError: It is too old, or it refuses this client.
         """
-        about = await self._ask_server(self._connected().info("server"))
+        try:
+            about = await self._ask_server(self._connected().info("server"))
+        except StorageUnavailable as error:
+            if isinstance(error.__cause__, _REFUSALS) or "DB index" in str(error):
+                raise ConfigurationError(
+                    f"Throttle.storage: {self.where} refuses this client ({error}); "
+                    "look at user, password and number of the database"
+                ) from error
+            raise
         name, version = _version(about)
         oldest = OLDEST_VALKEY if name == "valkey" else OLDEST_REDIS
         if version < oldest:
@@ -180,7 +200,9 @@ class RedisStorage:
                     if message["type"] == "subscribe":
                         ready()
                     elif message["type"] == "message":
-                        hear(_turn_told(message["data"]))
+                        turn = _turn_told(message["data"])
+                        if turn is not None:
+                            hear(turn)
         except (RedisError, OSError) as error:
             raise StorageUnavailable(_why(error)) from error
         finally:
@@ -234,9 +256,14 @@ def _turns(rows: Sequence[Sequence[Any]]) -> tuple[Turn, ...]:
     )
 
 
-def _turn_told(data: bytes) -> Turn:
-    lease, attempt, rate, wait = data.split()
-    return _turns([(lease, int(attempt), int(rate), int(wait))])[0]
+def _turn_told(data: bytes) -> Turn | None:
+    """The turn that a message tells; `None` if somebody else has sent it."""
+    try:
+        lease, attempt, rate, wait = data.split()
+        return _turns([(lease, int(attempt), int(rate), int(wait))])[0]
+    except ValueError:
+        logger.debug("a message that tells no turn: %r", data[:100])
+        return None
 
 
 def _version(fields: Mapping[str, Any]) -> tuple[str, tuple[int, int]]:

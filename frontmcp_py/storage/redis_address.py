@@ -43,6 +43,7 @@ from redis.asyncio import (
     UnixDomainSocketConnection,
 )
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError as ConnectionLost
@@ -254,6 +255,8 @@ class _BySentinel:
         async with self._one:
             try:
                 host, port = await self._sentinel.discover_master(self._service)
+            except MasterNotFoundError as error:
+                raise ConnectionLost(f"no Sentinel knows a server of the name {self._service!r}") from error
             finally:
                 for each in self._sentinel.sentinels:
                     await each.aclose()

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from frontmcp_py import Guard, GuardStorageUnavailable, LeaseLost
+from frontmcp_py import (
+    AbortSignal,
+    Admission,
+    Cancelled,
+    Guard,
+    GuardStorageUnavailable,
+    LeaseLost,
+    Overloaded,
+)
 from frontmcp_py.storage import Answer, Ask, Renewed, StorageUnavailable, Turn
 from frontmcp_py.testing import settle, virtual_time
 from frontmcp_py.testing.in_process import InProcessStorage, InProcessStore
@@ -26,7 +34,9 @@ class Line(InProcessStorage):
         lost: So many of the next starts and turns are asked for in vain.
         slow: How long the answer to a start is on its way, in seconds.
         hangs: So many of the next renewals get no answer at all.
-        opened: How often it was opened and not closed.
+        opened: Whether it is open.
+        asked: How many starts were asked for.
+        fails: So many of the next renewals fail in a way that no storage should.
     """
 
     def __init__(self, store: InProcessStore) -> None:
@@ -35,6 +45,8 @@ class Line(InProcessStorage):
         self.slow = 0.0
         self.hangs = 0
         self.opened = False
+        self.asked = 0
+        self.fails = 0
 
     async def open(self) -> None:
         await super().open()
@@ -44,6 +56,7 @@ class Line(InProcessStorage):
         self.opened = False
 
     async def take(self, ask: Ask) -> Answer:
+        self.asked += 1
         if self.lost:
             self.lost -= 1
             raise StorageUnavailable("lost")
@@ -57,6 +70,9 @@ class Line(InProcessStorage):
         return turns
 
     async def renew(self, held: Sequence[str], waiting: Sequence[str]) -> Renewed:
+        if self.fails:
+            self.fails -= 1
+            raise ValueError("a fault of the storage")
         if self.hangs and held:
             self.hangs -= 1
             await asyncio.sleep(1000)
@@ -230,3 +246,97 @@ async def test_a_call_that_asks_when_the_store_goes_is_forgotten() -> None:
         await ended(call)
         assert guard._shared is not None
         assert not guard._shared._asked
+
+
+@virtual_time
+async def test_a_turn_that_is_told_again_and_again_is_asked_for_once() -> None:
+    store = InProcessStore(latency=0.005)
+    one, other = Line(store), Line(store)
+    async with on(one) as a, on(other) as b:
+        first = Held(a, "x", slot(1))
+        await asyncio.sleep(0.1)
+        second = Held(b, "x", slot(1, 60))
+        await asyncio.sleep(0.1)
+        assert b._shared is not None
+        (run,) = b._shared._leases.line.values()
+        assert run.stake is not None
+        run.stake.confirmed_at -= 8
+        turn = Turn(run.stake.lease, run.stake.attempt)
+        asked = other.asked
+        first.let_go()
+        await first.task
+        for _ in range(5):
+            b._shared.hear(turn)
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(1)
+        assert second.runs
+        assert other.asked == asked + 1
+        await ended(second)
+
+
+@virtual_time
+async def test_a_caller_whose_call_is_called_off_does_not_wait_for_the_store() -> None:
+    loop = asyncio.get_running_loop()
+    line = Line(InProcessStore())
+    async with on(line, storage_timeout=60) as guard:
+        line.slow = 30
+        signal = AbortSignal()
+        aborted, drained = Held(guard, "x", slot(1), signal=signal), Held(guard, "y", slot(1))
+        await asyncio.sleep(1)
+        signal.abort(ValueError("enough"))
+        await settle()
+        assert isinstance(aborted.task.exception(), Cancelled)
+        ending = asyncio.ensure_future(guard.drain())
+        await settle()
+        assert isinstance(drained.task.exception(), Overloaded)
+        assert loop.time() < 2
+        line.slow = 0
+        await ending
+        assert guard.statistics().asking == 0
+        assert guard.statistics().places == 0
+
+
+@virtual_time
+async def test_a_store_that_answers_and_takes_nothing_is_down_until_it_takes_again() -> None:
+    line = Line(InProcessStore())
+    async with on(line) as guard:
+        line.lost = 10**6
+        refused = Held(guard, "x", slot(1))
+        await asyncio.sleep(20)
+        assert isinstance(refused.task.exception(), GuardStorageUnavailable)
+        assert guard.statistics().storage == "down"
+        assert guard.statistics().outages == 1
+        line.lost = 0
+        await asyncio.sleep(2)
+        assert guard.statistics().storage == "up"
+
+
+@virtual_time
+async def test_the_beat_goes_on_after_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+    store = InProcessStore()
+    line = Line(store)
+    async with on(line) as a, on(Line(store)) as b:
+        holder = Held(a, "x", slot(1))
+        await settle()
+        line.fails = 1
+        waiter = Held(b, "x", slot(1, 29))
+        await asyncio.sleep(25)
+        assert holder.runs
+        assert waiter.waits
+        await ended(holder, waiter)
+    assert "a fault of the storage" in caplog.text
+
+
+@virtual_time
+async def test_the_first_call_that_may_not_wait_for_a_shared_slot_is_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    admission = Admission(max_active=4, reserved=0, max_queued=1)
+    async with on(Line(InProcessStore()), admission=admission) as guard:
+        holder, waiter = Held(guard, "x", slot(1)), Held(guard, "x", slot(1, 20))
+        await settle()
+        refused = Held(guard, "x", slot(1, 20))
+        await settle()
+        assert str(refused.task.exception()).startswith("Server overloaded: 1 calls running, 1 waiting.")
+        assert "admission.max_queued 1" in caplog.text
+        await ended(holder, waiter)
