@@ -215,11 +215,10 @@ async def test_connections_over_tls_share_one_context(
         made.append(make(*args, **options))
         return made[-1]
 
-    async with FaultProxy(valkey, tls=True) as proxy:
-        async with client_of(proxy.url) as client:
-            monkeypatch.setattr(ssl, "create_default_context", counted)
-            assert await asyncio.gather(*[client.ping() for _ in range(4)]) == [True] * 4
-            assert proxy.connections > 1
+    async with FaultProxy(valkey, tls=True) as proxy, client_of(proxy.url) as client:
+        monkeypatch.setattr(ssl, "create_default_context", counted)
+        assert await asyncio.gather(*[client.ping() for _ in range(4)]) == [True] * 4
+        assert proxy.connections > 1
     assert len(made) == 1
 
 
