@@ -223,6 +223,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_sentence(
     assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.slow
 def test_the_command_of_the_unit_starts_the_server(
     frontmcp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -665,15 +665,13 @@ async def until_it_has(http: httpx2.AsyncClient, url: str, **numbers: int) -> No
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
         ["examples/computer/server.py", "--port", "0"],
-        pytest.param(["-m", "examples.computer.server", "--port", "0"], marks=pytest.mark.slow),
-        pytest.param(
-            ["-m", "frontmcp_py.cli", "run", "examples/computer/server.py", "--http", "--port", "0"],
-            marks=pytest.mark.slow,
-        ),
+        ["-m", "examples.computer.server", "--port", "0"],
+        ["-m", "frontmcp_py.cli", "run", "examples/computer/server.py", "--http", "--port", "0"],
     ],
     ids=["script", "module", "frontmcp run"],
 )

@@ -32,6 +32,7 @@ def parameters(config: Path, **environment: str) -> StdioServerParameters:
     return StdioServerParameters(command=sys.executable, args=["-c", PROGRAM], env=environment)
 
 
+@pytest.mark.slow
 async def test_a_process_enforces_what_the_file_in_its_environment_says(tmp_path: Path) -> None:
     config = tmp_path / "frontmcp.toml"
     config.write_text("[tools.export]\nrate_limit = '1/hour'\n[tools.merge]\nenabled = false\n")

@@ -103,7 +103,8 @@ async def test_a_client_that_gives_up_ends_the_command(wire: Wire, case: str, na
     assert text(await wire.call("enter", case=case)) == "inside"
 
 
-@pytest.mark.parametrize("name", ["stdio-2026", pytest.param("stdio-2025", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stdio-2026", "stdio-2025"])
 async def test_a_client_on_stdio_that_goes_ends_the_command(
     servers: Servers, case: str, nap: str, name: str
 ) -> None:

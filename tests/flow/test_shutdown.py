@@ -147,7 +147,7 @@ def slow(*values: object) -> Any:
 
 
 every_transport = pytest.mark.parametrize(
-    "kind", [SSE_2025, STDIO[0], slow(SSE_2026), slow(JSON_2026), slow(STDIO[1])], ids=str
+    "kind", [SSE_2025, slow(STDIO[0]), slow(SSE_2026), slow(JSON_2026), slow(STDIO[1])], ids=str
 )
 one_of_each = pytest.mark.parametrize("kind", [SSE_2025, slow(STDIO[0])], ids=str)
 
@@ -238,8 +238,9 @@ async def test_a_clean_up_that_hangs_is_cut_off(kind: Kind, tmp_path: Path) -> N
         assert "cleaned up" not in server.so_far()
 
 
+@pytest.mark.slow
 @one_of_each
-@pytest.mark.parametrize("times", [1, slow(2)])
+@pytest.mark.parametrize("times", [1, 2])
 async def test_no_child_process_of_a_tool_is_left(kind: Kind, times: int, tmp_path: Path) -> None:
     async with Stopping(kind, tmp_path).serve(grace=0 if times == 1 else LONG) as server:
         running = await server.begun("run_child")
