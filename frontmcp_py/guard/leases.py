@@ -172,8 +172,12 @@ class Leases:
         return bool(self.held or self.line or self._unsettled or self._keeper.is_asking)
 
     async def _few_at_a_time(self, work: Coroutine[Any, Any, None]) -> None:
-        async with self._few:
-            await work
+        try:
+            async with self._few:
+                await work
+        finally:
+            # Cancelled before its turn, it was never begun.
+            work.close()
 
     async def _release(self, lease: str, undo: bool, until: float) -> None:
         try:
