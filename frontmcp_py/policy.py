@@ -82,6 +82,12 @@ MAX_KEYS_RANGE: Final = (1, 10**9)
 MAX_KEYS: Final = 1_000_000
 """Subjects held unless told otherwise: under 300 MB when all are live. Beyond, new ones share one count."""
 
+MAX_OPERATIONS: Final = 1000
+"""Operations of one call that a host fans out: far more than a model writes on purpose."""
+
+CALL_META: Final = "dev.frontmcp/call"
+"""Where a host puts the number of a call in `_meta`, and a server repeats it in what the call's tool asks."""
+
 LONGEST_SUBJECT: Final = 128
 """Characters of a subject's escaped name in a key; a longer one is digested, so that keys stay small."""
 

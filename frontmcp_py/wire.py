@@ -31,6 +31,7 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
+    ElicitRequest,
     Icon,
     InputRequiredResult,
     LoggingLevel,
@@ -55,7 +56,7 @@ from frontmcp_py.http.door import PROBES, Door
 from frontmcp_py.http.gate import Arrivals, Gate
 from frontmcp_py.http.peer import TrustedProxies
 from frontmcp_py.identity import SESSIONS_ARE_CHECKED, caller_of
-from frontmcp_py.policy import UNSET, Policy
+from frontmcp_py.policy import CALL_META, UNSET, Policy
 from frontmcp_py.signal import AbortSignal
 from frontmcp_py.tool import Tool, is_async, made_already
 
@@ -530,6 +531,7 @@ class _CallSession(ServerSession):
         metadata: ServerMessageMetadata | None = None,
         progress_callback: ProgressFnT | None = None,
     ) -> ResultT:
+        request = self._naming_the_call(request)
         self._guard.pause(self._run)
         try:
             # Who has cancelled the call, or been answered, does not answer questions about it.
@@ -539,6 +541,15 @@ class _CallSession(ServerSession):
                 )
         finally:
             self._guard.resume(self._run)
+
+    def _naming_the_call(self, request: ServerRequest) -> ServerRequest:
+        # A question travels over the connection; a host that runs several calls wants to know whose it is.
+        number = (self.params.meta or {}).get(CALL_META)
+        if number is None or not isinstance(request, ElicitRequest):
+            return request
+        meta: Any = {**(request.params.meta or {}), CALL_META: number}
+        params = request.params.model_copy(update={"meta": meta})
+        return request.model_copy(update={"params": params})
 
     async def send_notification(
         self, notification: ServerNotification, related_request_id: RequestId | None = None

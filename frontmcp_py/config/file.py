@@ -37,9 +37,9 @@ from frontmcp_py.policy import (
     not_allowed,
     rate_limits,
 )
+from frontmcp_py.tables import as_table, check_names, parse_toml, quoted
 
-from .frontmcp_json import TRUSTS, is_bare_throttle, translated
-from .tables import SECTIONS, as_table, check_names, quoted
+from .frontmcp_json import SECTIONS, TRUSTS, is_bare_throttle, translated
 
 T = TypeVar("T")
 
@@ -278,13 +278,7 @@ _TOOL_FIELDS: Final[Mapping[str, tuple[str, Callable[[Any, str], object]]]] = {
 
 def _parsed(text: str, path: Path, *, is_toml: bool) -> Mapping[str, object]:
     if is_toml:
-        # Servers without a file do not pay for its parser.
-        import tomllib
-
-        try:
-            return tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{path}: not TOML: {error}") from None
+        return parse_toml(text, str(path))
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -8,8 +8,9 @@ from urllib.parse import quote
 
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.policy import check_count, check_flag, check_text, naming, not_allowed
+from frontmcp_py.tables import as_table, check_names
 
-from .tables import SECTIONS, as_table, check_names
+SECTIONS: Final = ("throttle", "concurrency", "tools")
 
 TRUSTS: Final = "trustProxy"
 

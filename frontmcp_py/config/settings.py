@@ -23,11 +23,11 @@ from frontmcp_py.policy import (
     naming,
     nearest,
 )
+from frontmcp_py.tables import quoted
 
 from .file import ConfigOption, Overrides
 from .frontmcp_json import TRUSTS, translated
 from .in_force import Origin, Ruling, ToolInForce, Via
-from .tables import quoted
 
 logger: logging.Logger = logging.getLogger("frontmcp_py.server")
 

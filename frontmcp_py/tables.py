@@ -1,16 +1,33 @@
-"""What every reader of a file needs: tables, names of fields, and messages about them."""
+"""What every reader of a file needs: TOML, tables, names of fields, and messages about them."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, cast
+from typing import cast
 
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.policy import nearest, not_allowed
 
-SECTIONS: Final = ("throttle", "concurrency", "tools")
+
+def parse_toml(text: str, place: str) -> Mapping[str, object]:
+    """The document that a TOML text is.
+
+    Args:
+        text: What stands in the file.
+        place: Which file that is, for the error.
+
+    Raises:
+        ConfigurationError: It is not TOML; the message has the line.
+    """
+    # Who reads no file does not pay for its parser.
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{place}: not TOML: {error}") from None
 
 
 def as_table(content: object, place: str) -> Mapping[str, object]:

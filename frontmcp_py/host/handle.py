@@ -1,0 +1,503 @@
+"""A batch that runs: each thing in it, from what the model wrote to what it is told.
+
+An *entry* is one thing to run: a call, or one operation of a call. Its way, and where each step is decided:
+
+    queued ─► awaiting-permission ─► queued ─► running ⇄ awaiting-input ─► awaiting-review ─► completed
+              `_approve`             `_release`  `questions`  `_executed`    `_review`          `_settle`
+
+Nothing is released before every entry is approved or settled. Then entries are released in the written order:
+one without a key at once, one with a key when `lanes` has a place for it. The place is free when the
+execution has ended, so before a review. A result that is there is never taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
+
+from frontmcp_py.scheduler import Ticket
+
+from .batch import Batch
+from .calling import CallOption, outcome, said
+from .calls import Operation, ToolCall, ToolResult
+from .config import ToolConfig
+from .fan_out import EnvelopeError, fold, operations_of, stopped_after
+from .prompts import Order, answer_of, decided, reviewed, withheld
+
+if TYPE_CHECKING:
+    from . import Host
+
+T = TypeVar("T")
+
+logger: logging.Logger = logging.getLogger("frontmcp_py.host")
+
+State: TypeAlias = Literal[
+    "queued", "awaiting-permission", "running", "awaiting-input", "awaiting-review", "completed"
+]
+"""Where an entry stands. `queued` is also one that is approved and waits for its turn."""
+
+STATES: Final[tuple[State, ...]] = get_args(State)
+
+# Of a call with several operations, the state that most needs to be seen.
+_SHOWN_FIRST: Final[tuple[State, ...]] = (
+    "awaiting-permission",
+    "awaiting-input",
+    "running",
+    "awaiting-review",
+    "queued",
+    "completed",
+)
+
+_PARKED: Final = "Cancelled before it ran."
+_STOPPED: Final = "Cancelled while it ran, so part of it may have happened. Check before calling again."
+_UNREVIEWED: Final = "as the batch was cancelled before it was reviewed"
+_REVIEW_FAILED: Final = "as reviewing it failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a batch shows of one thing that it runs.
+
+    Attributes:
+        call: The call, or the `Operation` of one.
+        position: The place of the call in the batch, from 0.
+        state: Where it stands.
+        result: What came of it, when it is completed.
+    """
+
+    call: ToolCall
+    position: int
+    state: State
+    result: ToolResult | None
+
+
+class Item:
+    """One call of a batch: the entries that it consists of, and its result."""
+
+    __slots__ = ("call", "entries", "position", "result", "told")
+
+    def __init__(self, call: ToolCall, position: int, result: ToolResult | None) -> None:
+        self.call: ToolCall = call
+        self.position: int = position
+        self.entries: list[Work] = []
+        self.result: ToolResult | None = result
+        self.told: State | None = None
+
+    @property
+    def is_fanned_out(self) -> bool:
+        """Whether its entries are operations."""
+        return bool(self.entries) and isinstance(self.entries[0].call, Operation)
+
+    @property
+    def state(self) -> State:
+        """Where the call stands as a whole."""
+        states = {entry.state for entry in self.entries} or {"completed"}
+        return next(state for state in _SHOWN_FIRST if state in states)
+
+
+class Work:
+    """One entry on its way.
+
+    Attributes:
+        item: The call that it is, or is a part of.
+        call: The call, or the operation.
+        config: What holds for its tool.
+        order: Whose turn it is before others when people are asked.
+        parent: The entry whose tool started this batch, if one did.
+        arguments: What it runs with.
+        state: Where it stands.
+        result: What came of it.
+        outcome: What the tool said, while that is reviewed.
+        ticket: Its claim to a place, if its tool has a limit.
+        task: What is going on for it: its execution, then its review.
+        is_sent: Whether the tool was called.
+        questions: How many questions its tool waits for.
+    """
+
+    __slots__ = (
+        "arguments",
+        "call",
+        "config",
+        "is_sent",
+        "item",
+        "order",
+        "outcome",
+        "parent",
+        "questions",
+        "result",
+        "state",
+        "task",
+        "ticket",
+        "when_settled",
+    )
+
+    def __init__(
+        self, item: Item, call: ToolCall, config: ToolConfig, order: Order, parent: Work | None
+    ) -> None:
+        self.item: Item = item
+        self.call: ToolCall = call
+        self.config: ToolConfig = config
+        self.order: Order = order
+        self.parent: Work | None = parent
+        self.arguments: Mapping[str, object] = call.arguments
+        self.state: State = "queued"
+        self.result: ToolResult | None = None
+        self.outcome: ToolResult | None = None
+        self.ticket: Ticket | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.is_sent: bool = False
+        self.questions: int = 0
+        self.when_settled: list[Callable[[], object]] = []
+
+    @property
+    def index(self) -> int:
+        """Its place among the operations of its call."""
+        return self.call.index if isinstance(self.call, Operation) else 0
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it has not been released."""
+        return self.result is None and self.task is None and self.state in ("queued", "awaiting-permission")
+
+    @property
+    def is_executing(self) -> bool:
+        """Whether its tool runs, as far as the batch is concerned."""
+        return self.is_sent and self.result is None and self.outcome is None
+
+    def holds(self, key: str) -> int:
+        """How many places of `key` are held by it and by the entries that it was started from."""
+        mine = self.ticket is not None and self.ticket.is_holding and self.config.key == key
+        return int(mine) + (self.parent.holds(key) if self.parent is not None else 0)
+
+
+class BatchHandle:
+    """A batch that runs. Made by `Host.start`.
+
+    What has to be done goes on by itself, whether or not somebody waits for it here.
+    """
+
+    def __init__(self, host: Host, batch: Batch, call: CallOption, number: int, parent: Work | None) -> None:
+        self._host = host
+        self._call = call
+        self._parent = parent
+        self._done = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_cancelled = False
+        self._reason = ""
+        self._items: list[Item] = []
+        places = count()
+        for position, each in enumerate(batch.calls):
+            item = Item(each, position, batch.known.get(position))
+            for part, config in () if item.result is not None else self._read(item):
+                item.entries.append(Work(item, part, config, (number, next(places)), parent))
+            self._items.append(item)
+            if item.is_fanned_out:
+                for entry in item.entries:
+                    known = batch.known_operations.get(position, {}).get(entry.index)
+                    if known is not None:
+                        entry.result, entry.state = ToolResult.of(entry.call, known), "completed"
+        self._left = sum(item.result is None for item in self._items)
+        self._finish_if_done()
+        self._preparing = self._start(self._prepare())
+        self._preparing.add_done_callback(self._prepared)
+
+    # -- what it shows -------------------------------------------------------------------------
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Where each call stands. One with several operations stands where it most needs to be seen."""
+        return tuple(item.state for item in self._items)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Where each entry stands: the calls, and in place of one that is fanned out its operations."""
+        shown: list[Entry] = []
+        for item in self._items:
+            if not item.entries:
+                shown.append(Entry(item.call, item.position, "completed", item.result))
+            shown.extend(Entry(each.call, item.position, each.state, each.result) for each in item.entries)
+        return tuple(shown)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every call has its result."""
+        return self._done.is_set()
+
+    def results_so_far(self) -> list[ToolResult]:
+        """The results that are there: of calls, and of single operations of calls that are not complete.
+
+        With the calls this is all that `Batch.resume` needs.
+        """
+        found: list[ToolResult] = []
+        for item in self._items:
+            if item.result is not None:
+                found.append(item.result)
+            elif item.is_fanned_out:
+                found.extend(entry.result for entry in item.entries if entry.result is not None)
+        return found
+
+    async def results(self) -> list[ToolResult]:
+        """Wait until every call has its result. Giving up waiting does not cancel the batch.
+
+        Returns:
+            One result per call, in the written order.
+        """
+        await self._done.wait()
+        return [item.result for item in self._items if item.result is not None]
+
+    async def ended(self, within: float | None = None) -> None:
+        """Wait until nothing of the batch runs any more.
+
+        That is later than `results` if the batch was cancelled and a tool's function does not stop at once:
+        it holds its place until it has ended.
+
+        Args:
+            within: Seconds to wait at most; `None` waits without an end.
+        """
+        loop = asyncio.get_running_loop()
+        until = None if within is None else loop.time() + within
+        while self._tasks and (until is None or until > loop.time()):
+            await asyncio.wait(self._tasks, timeout=None if until is None else until - loop.time())
+
+    def cancel(self, reason: str = "") -> None:
+        """Give up whatever has no result yet. Results that are there are kept.
+
+        Calls that wait never run. Running ones are cancelled and have their result at once; the place that
+        one holds is free when it has really ended. Cancelling again, or a batch that is done, does nothing.
+
+        Args:
+            reason: What the model is told besides.
+        """
+        if self._is_cancelled or self.is_done:
+            return
+        self._is_cancelled = True
+        self._reason = reason
+        self._preparing.cancel()
+        pending = [entry for item in self._items for entry in item.entries if entry.result is None]
+        for entry in pending:
+            # Parked ones first: nobody of this batch gets the place of another that gives up.
+            if entry.ticket is not None and entry.ticket.is_waiting:
+                self._host.lanes.leave(entry.ticket)
+        for entry in pending:
+            if entry.task is not None:
+                entry.task.cancel()
+            self._settle(entry, self._given_up(entry))
+        for item in self._items:
+            self._complete(item)
+        self._finish_if_done()
+
+    def _given_up(self, entry: Work) -> ToolResult:
+        if entry.outcome is not None:
+            return withheld(entry.outcome, _UNREVIEWED)
+        text = _STOPPED if entry.is_sent else _PARKED
+        return ToolResult.saying(entry.call, "cancelled", f"{text} {self._reason}".rstrip())
+
+    # -- reading what the model wrote ------------------------------------------------------------
+
+    def _read(self, item: Item) -> list[tuple[ToolCall, ToolConfig]]:
+        """What there is to run of a call; nothing, and a result, if it cannot be run."""
+        call = item.call
+        config = self._host.config.tool(call.name)
+        operations = None
+        try:
+            if call.problem is not None:
+                raise EnvelopeError(f"{call.name or 'call'}: {call.problem}")
+            if not config.enabled:
+                raise EnvelopeError(f"{call.name}: this tool is disabled")
+            if config.fan_out:
+                operations = operations_of(call, self._host.schemas.get(call.name))
+        except EnvelopeError as error:
+            item.result = ToolResult.saying(call, "error", f"{error}. Nothing was run.")
+            return []
+        if operations is None:
+            return [(call, config)]
+        return [(Operation.of(call, index, each), config) for index, each in enumerate(operations)]
+
+    # -- before anything runs --------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        for item in self._items:
+            for entry in item.entries:
+                self._tell(entry.call, entry.state)
+            self._tell_of(item)
+        approve = self._host.approve
+        if approve is not None:
+            pending = [entry for item in self._items for entry in item.entries if entry.result is None]
+            for entry in pending:
+                self._enter(entry, "awaiting-permission")
+            for entry in pending:
+                async with self._host.prompts.turn(entry.order):
+                    if entry.result is None:
+                        await self._approve(entry, approve)
+        self._release_all()
+
+    def _prepared(self, task: asyncio.Task[None]) -> None:
+        # Cancelled from outside, as by a loop that is being closed: nothing would ever be released.
+        if task.cancelled() or task.exception() is not None:
+            self.cancel()
+
+    async def _approve(self, entry: Work, approve: Callable[[ToolCall], object]) -> None:
+        try:
+            entry.arguments, settled = decided(entry.call, await answer_of(approve, entry.call))
+        except Exception as error:
+            logger.exception("asking for permission to run %s failed", entry.call.label)
+            text = f"{entry.call.name} was not run, as asking for permission failed: {said(error)}"
+            settled = ToolResult.saying(entry.call, "error", text)
+        if settled is None:
+            self._enter(entry, "queued")
+        else:
+            self._settle(entry, settled)
+
+    def _release_all(self) -> None:
+        for item in self._items:
+            failed: int | None = None
+            for entry in item.entries:
+                if entry.result is None and failed is not None:
+                    self._settle(entry, ToolResult.saying(entry.call, "not_run", stopped_after(failed)))
+                elif entry.result is None:
+                    self._release(entry)
+                elif failed is None and _stops_others(entry, entry.result):
+                    failed = entry.index
+            self._complete(item)
+        self._finish_if_done()
+
+    def _release(self, entry: Work) -> None:
+        key, limit = entry.config.key, entry.config.limit
+        if key is None or not limit:
+            self._begin(entry)
+        elif self._parent is not None and self._parent.holds(key) >= limit:
+            text = f"{entry.call.name} was not run: it would wait for itself (concurrency key {key!r})"
+            self._settle(entry, ToolResult.saying(entry.call, "error", text))
+        else:
+            entry.ticket = self._host.lanes.enter(key, limit, partial(self._begin, entry))
+
+    # -- while it runs, and after ----------------------------------------------------------------
+
+    def _begin(self, entry: Work) -> None:
+        entry.task = self._start(self._execute(entry))
+        entry.task.add_done_callback(partial(self._executed, entry))
+        self._enter(entry, "running")
+
+    async def _execute(self, entry: Work) -> ToolResult:
+        entry.is_sent = True
+        with self._host.questions.of_call(self, entry, self._call) as meta:
+            return await outcome(self._call, entry.call, entry.arguments, meta)
+
+    def _executed(self, entry: Work, task: asyncio.Task[ToolResult]) -> None:
+        """The execution has ended. What came of it stands before anybody else has its place."""
+        try:
+            if entry.result is None:
+                entry.task = None
+                self._hear(entry, self._outcome_of(entry, task))
+        finally:
+            if entry.ticket is not None:
+                self._host.lanes.leave(entry.ticket)
+
+    def _outcome_of(self, entry: Work, task: asyncio.Task[ToolResult]) -> ToolResult:
+        if task.cancelled():
+            # Not by the batch, which would have settled it: the loop is being closed.
+            return self._given_up(entry)
+        error = task.exception()
+        if error is None:
+            return task.result()
+        return ToolResult.saying(entry.call, "error", f"{entry.call.name} failed: {said(error)}")
+
+    def _hear(self, entry: Work, outcome: ToolResult) -> None:
+        entry.outcome = outcome
+        review = self._host.review
+        if review is None or outcome.status not in ("ok", "error"):
+            self._settle(entry, outcome)
+        else:
+            entry.task = self._start(self._review(entry, outcome, review))
+            entry.task.add_done_callback(partial(self._reviewed, entry))
+            self._enter(entry, "awaiting-review")
+        if _stops_others(entry, outcome):
+            self._stop_after(entry)
+
+    def _stop_after(self, entry: Work) -> None:
+        for other in entry.item.entries[entry.index + 1 :]:
+            if other.is_parked:
+                if other.ticket is not None:
+                    self._host.lanes.leave(other.ticket)
+                self._settle(other, ToolResult.saying(other.call, "not_run", stopped_after(entry.index)))
+
+    async def _review(
+        self, entry: Work, told: ToolResult, review: Callable[[ToolCall, ToolResult], object]
+    ) -> ToolResult:
+        async with self._host.prompts.turn(entry.order):
+            try:
+                return reviewed(told, await answer_of(review, entry.call, told))
+            except Exception:
+                logger.exception("reviewing the result of %s failed", entry.call.label)
+                return withheld(told, _REVIEW_FAILED)
+
+    def _reviewed(self, entry: Work, task: asyncio.Task[ToolResult]) -> None:
+        if entry.result is None:
+            failed = task.cancelled() or task.exception() is not None
+            self._settle(entry, self._given_up(entry) if failed else task.result())
+
+    # -- where things stand ----------------------------------------------------------------------
+
+    def _enter(self, entry: Work, state: State) -> None:
+        if entry.state != state and entry.result is None:
+            entry.state = state
+            self._tell(entry.call, state)
+            self._tell_of(entry.item)
+
+    def asks(self, entry: Work, questions: int) -> None:
+        """A question of an entry's tool begins (1) or has ended (-1)."""
+        entry.questions += questions
+        if entry.is_executing:
+            self._enter(entry, "awaiting-input" if entry.questions else "running")
+
+    def _settle(self, entry: Work, result: ToolResult) -> None:
+        if entry.result is not None:
+            return
+        entry.result, entry.state = result, "completed"
+        for callback in entry.when_settled:
+            callback()
+        # Whoever is told finds the result.
+        self._complete(entry.item)
+        self._tell(entry.call, "completed")
+        self._tell_of(entry.item)
+        self._finish_if_done()
+
+    def _complete(self, item: Item) -> None:
+        if item.result is None and all(entry.result is not None for entry in item.entries):
+            results = [entry.result for entry in item.entries if entry.result is not None]
+            item.result = fold(item.call, results) if item.is_fanned_out else results[0]
+            self._left -= 1
+
+    def _finish_if_done(self) -> None:
+        if self._left == 0:
+            self._done.set()
+
+    def _tell_of(self, item: Item) -> None:
+        """Tell of a call whose entries are not the call itself."""
+        if (item.is_fanned_out or not item.entries) and item.state != item.told:
+            item.told = item.state
+            self._tell(item.call, item.state)
+
+    def _tell(self, call: ToolCall, state: State) -> None:
+        if self._host.on_state is not None:
+            try:
+                self._host.on_state(call, state)
+            except Exception:
+                logger.exception("on_state failed for %s, %s", call.label, state)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        # A loop alone does not keep its tasks alive.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _stops_others(entry: Work, result: ToolResult) -> bool:
+    """Whether an operation that ended like this is the last that starts."""
+    return entry.config.stops and result.status in ("error", "unknown", "not_run")

@@ -1,0 +1,165 @@
+"""Asking people: one at a time, of those due the first in the written order; and what they may decide."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Final, TypeAlias, cast
+
+from mcp_types import CallToolResult
+
+from .calls import ToolCall, ToolResult
+
+Order: TypeAlias = tuple[int, int]
+"""Whose turn it is first: the number of the batch, and of the entry in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The call may run.
+
+    Attributes:
+        arguments: What it runs with instead of what the model wrote; `None`: as it was written.
+    """
+
+    arguments: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The call does not run.
+
+    Attributes:
+        reason: What the model is told; `None`: only that it was not permitted.
+    """
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The call does not run, as its result is known.
+
+    Attributes:
+        result: In any form that a tool's function may return it in.
+    """
+
+    result: object
+
+
+NOT_PERMITTED: Final = "Not permitted. It has not run."
+WITHHELD: Final = "The tool has run. Its result is withheld"
+
+Decision: TypeAlias = Run | Skip | Complete | bool
+"""What `approve` answers. `True` is `Run()`, and `False` is `Skip()`."""
+
+Approve: TypeAlias = "Callable[[ToolCall], Decision | Awaitable[Decision]]"
+"""Asked of every call and operation, in the written order, before anything runs."""
+
+Question: TypeAlias = "Callable[[ToolCall | None, Any], object]"
+"""Asked when a tool asks something while it runs: the call, if it can be told, and the request."""
+
+Review: TypeAlias = "Callable[[ToolCall, ToolResult], object]"
+"""Asked what the model is told, when a tool has run: `None` or `True`, the result as it is; `False`, only
+that there is one; a result or text, that instead. It may be async."""
+
+
+class Prompts:
+    """The one place where people are asked, shared by all batches of a host."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[Order, int, asyncio.Future[None]]] = []
+        self._numbers = count()
+        self._is_taken = False
+
+    @asynccontextmanager
+    async def turn(self, order: Order) -> AsyncGenerator[None]:
+        """Wait until nobody else is asked and nobody due comes before."""
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[None] = loop.create_future()
+        heappush(self._due, (order, next(self._numbers), mine))
+        # Not at once: who becomes due in the same turn of the loop is compared.
+        loop.call_soon(self._grant)
+        try:
+            await mine
+            yield
+        finally:
+            if mine.done() and not mine.cancelled():
+                self._is_taken = False
+                self._grant()
+            else:
+                mine.cancel()
+
+    def _grant(self) -> None:
+        while self._due and not self._is_taken:
+            _, _, future = heappop(self._due)
+            if not future.done():
+                self._is_taken = True
+                future.set_result(None)
+
+
+async def answer_of(hook: Callable[..., object], *asked: object) -> object:
+    """What a hook answers, whether it is async or not.
+
+    Raises:
+        asyncio.CancelledError: The task that asks was cancelled.
+        RuntimeError: The hook was cancelled, and not by who asks.
+    """
+    try:
+        answer = hook(*asked)
+        return await cast("Awaitable[object]", answer) if inspect.isawaitable(answer) else answer
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("it was cancelled from within") from None
+
+
+def decided(call: ToolCall, answer: object) -> tuple[Mapping[str, object], ToolResult | None]:
+    """What `approve` has decided: what the call runs with, or its result if it does not run.
+
+    Raises:
+        TypeError: It is no decision.
+    """
+    match answer:
+        case Run(None) | True:
+            return call.arguments, None
+        case Run(arguments) if isinstance(arguments, Mapping):
+            return arguments, None
+        case Skip(None) | False:
+            return call.arguments, ToolResult.saying(call, "skipped", NOT_PERMITTED)
+        case Skip(reason):
+            return call.arguments, ToolResult.saying(call, "skipped", f"{NOT_PERMITTED} {reason}")
+        case Complete(result):
+            return call.arguments, ToolResult.of(call, result)
+        case _:
+            raise TypeError(
+                f"approve answered {answer!r}; it must answer Run(), Run(arguments), Skip(reason), "
+                "Complete(result), True or False"
+            )
+
+
+def reviewed(result: ToolResult, answer: object) -> ToolResult:
+    """What the model is told after `review` has answered."""
+    if answer is None or answer is True:
+        return result
+    if answer is False:
+        return withheld(result)
+    if isinstance(answer, ToolResult | CallToolResult):
+        return ToolResult.of(_call_of(result), answer)
+    return replace(result, content=ToolResult.of(_call_of(result), answer).content, structured_content=None)
+
+
+def withheld(result: ToolResult, why: str = "") -> ToolResult:
+    """A result of which the model is told only that there is one."""
+    text = f"{WITHHELD}, {why}." if why else f"{WITHHELD}."
+    return ToolResult.saying(_call_of(result), result.status, text)
+
+
+def _call_of(result: ToolResult) -> ToolCall:
+    return ToolCall(result.id, result.name)

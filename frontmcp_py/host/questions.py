@@ -1,0 +1,173 @@
+"""Questions of running tools: which call asks, and who answers.
+
+A server asks over the connection, not over the call. Which call it is about is known from the context in
+which the SDK hands the question on (in process and over HTTP), from the number that servers of this package
+repeat in it, or because one call alone is running. Else nobody knows, and `question` is told `None`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from mcp.client.session import ClientRequestContext
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ElicitRequestParams, ElicitResult, ErrorData
+
+from frontmcp_py.policy import CALL_META
+
+from .calling import CallOption, Session
+from .prompts import Prompts, Question, answer_of
+
+if TYPE_CHECKING:
+    from .handle import BatchHandle, Work
+
+logger: logging.Logger = logging.getLogger("frontmcp_py.host")
+
+# Questions that nobody can tell the call of come after those of which the place is known.
+_LAST: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asker:
+    """A call that runs, and may ask."""
+
+    owner: Questions
+    handle: BatchHandle
+    entry: Work
+    call: CallOption
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it may still ask."""
+        return self.entry.is_executing
+
+
+_CURRENT: Final[ContextVar[Asker | None]] = ContextVar("frontmcp_py.host.asker", default=None)
+
+
+class Questions:
+    """What the running calls of a host ask.
+
+    Args:
+        prompts: Where people are asked.
+        hook: The host's `question`.
+    """
+
+    def __init__(self, prompts: Prompts, hook: Question | None) -> None:
+        self._prompts = prompts
+        self._hook = hook
+        self._running: dict[str, Asker] = {}
+
+    @contextmanager
+    def of_call(
+        self, handle: BatchHandle, entry: Work, call: CallOption
+    ) -> Generator[Mapping[str, object] | None]:
+        """A call runs in this block. What it yields is sent along as the call's `_meta`."""
+        number = secrets.token_hex(8)
+        asker = self._running[number] = Asker(self, handle, entry, call)
+        token = _CURRENT.set(asker)
+        try:
+            yield {CALL_META: number} if self._hook is not None and isinstance(call, Session) else None
+        finally:
+            _CURRENT.reset(token)
+            del self._running[number]
+
+    def current(self) -> Work | None:
+        """The entry in whose context this is called, if one of this host is running there."""
+        asker = _CURRENT.get()
+        return asker.entry if asker is not None and asker.owner is self else None
+
+    async def ask(self, request: object) -> object:
+        """A function asks, in the context of its call.
+
+        Raises:
+            RuntimeError: The host has nobody to ask.
+        """
+        if self._hook is None:
+            raise RuntimeError("this host has no `question` to ask")
+        asker = _CURRENT.get()
+        return await self._answer(asker if asker is not None and asker.owner is self else None, request)
+
+    async def elicited(
+        self, context: ClientRequestContext, params: ElicitRequestParams
+    ) -> ElicitResult | ErrorData:
+        """A server asks: the `elicitation_callback` of a client."""
+        if self._hook is None:
+            return ErrorData(code=INVALID_REQUEST, message="The host has nobody to ask")
+        asker = self._asker_of(context, params)
+        if asker is not None and not asker.is_running:
+            return ElicitResult(action="cancel")
+        try:
+            return _as_result(await self._answer(asker, params))
+        except Cancelled:
+            return ElicitResult(action="cancel")
+        except Exception:
+            logger.exception("a question could not be answered")
+            return ErrorData(code=INTERNAL_ERROR, message="The host could not answer the question")
+
+    def _asker_of(self, context: ClientRequestContext, params: ElicitRequestParams) -> Asker | None:
+        asker = _CURRENT.get()
+        if asker is not None and asker.owner is self:
+            return asker
+        number = cast("Mapping[str, object]", params.meta or {}).get(CALL_META)
+        if isinstance(number, str) and number in self._running:
+            return self._running[number]
+        candidates = [
+            each
+            for each in self._running.values()
+            if each.is_running and context.session in (each.call, getattr(each.call, "session", None))
+        ]
+        return candidates[0] if len(candidates) == 1 else None
+
+    async def _answer(self, asker: Asker | None, request: object) -> object:
+        assert self._hook is not None
+        if asker is None:
+            async with self._prompts.turn((_LAST, 0)):
+                return await answer_of(self._hook, None, request)
+        entry = asker.entry
+        asker.handle.asks(entry, 1)
+        asking = asyncio.get_running_loop().create_task(self._prompt(asker, request))
+        entry.when_settled.append(asking.cancel)
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                asking.cancel()
+                raise
+            raise Cancelled from None
+        finally:
+            entry.when_settled.remove(asking.cancel)
+            asker.handle.asks(entry, -1)
+
+    async def _prompt(self, asker: Asker, request: object) -> object:
+        hook: Callable[..., object] = partial(cast("Callable[..., object]", self._hook), asker.entry.call)
+        async with self._prompts.turn(asker.entry.order):
+            return await answer_of(hook, request)
+
+
+class Cancelled(Exception):
+    """The call that asked has been given up."""
+
+
+def _as_result(answer: object) -> ElicitResult | ErrorData:
+    """What a server is answered."""
+    if isinstance(answer, ElicitResult | ErrorData):
+        return answer
+    if answer is None or answer is False:
+        return ElicitResult(action="decline")
+    if answer is True:
+        return ElicitResult(action="accept", content={})
+    if isinstance(answer, Mapping):
+        return ElicitResult(action="accept", content=dict(cast("Mapping[str, Any]", answer)))
+    raise TypeError(
+        f"question answered {answer!r}; it must answer an ElicitResult, the content as a mapping, or None to "
+        "decline"
+    )
