@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any, Final, TypeAlias
 
+from mcp.client.session import ElicitationFnT
 from mcp_types import Tool
 
 from .batch import Batch
@@ -157,7 +158,7 @@ class Host:
         return BatchHandle(self, batch, call, next(self._numbers), self.questions.current())
 
     @property
-    def elicitation_callback(self) -> Callable[..., Any]:
+    def elicitation_callback(self) -> ElicitationFnT:
         """What a `Client` takes as its `elicitation_callback`: servers' questions reach `question`.
 
         The hook answers an `ElicitResult`, the content of an accepted form as a mapping, or `None` to

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -79,14 +81,26 @@ class Entry:
 class Item:
     """One call of a batch: the entries that it consists of, and its result."""
 
-    __slots__ = ("call", "entries", "position", "result", "told")
+    __slots__ = ("call", "counts", "entries", "position", "result", "told")
 
     def __init__(self, call: ToolCall, position: int, result: ToolResult | None) -> None:
         self.call: ToolCall = call
         self.position: int = position
         self.entries: list[Work] = []
         self.result: ToolResult | None = result
+        self.counts: Counter[State] = Counter()
         self.told: State | None = None
+
+    def add(self, entry: Work) -> None:
+        """Take an entry in."""
+        self.entries.append(entry)
+        self.counts[entry.state] += 1
+
+    def move(self, entry: Work, state: State) -> None:
+        """One of the entries enters a state."""
+        self.counts[entry.state] -= 1
+        self.counts[state] += 1
+        entry.state = state
 
     @property
     def is_fanned_out(self) -> bool:
@@ -96,8 +110,10 @@ class Item:
     @property
     def state(self) -> State:
         """Where the call stands as a whole."""
-        states = {entry.state for entry in self.entries} or {"completed"}
-        return next(state for state in _SHOWN_FIRST if state in states)
+        for state in _SHOWN_FIRST:
+            if self.counts[state]:
+                return state
+        return "completed"
 
 
 class Work:
@@ -185,6 +201,8 @@ class BatchHandle:
         self._host = host
         self._call = call
         self._parent = parent
+        # Who gives up a place must not lend its context to who gets it.
+        self._context = copy_context()
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_cancelled = False
@@ -194,13 +212,14 @@ class BatchHandle:
         for position, each in enumerate(batch.calls):
             item = Item(each, position, batch.known.get(position))
             for part, config in () if item.result is not None else self._read(item):
-                item.entries.append(Work(item, part, config, (number, next(places)), parent))
+                item.add(Work(item, part, config, (number, next(places)), parent))
             self._items.append(item)
             if item.is_fanned_out:
                 for entry in item.entries:
                     known = batch.known_operations.get(position, {}).get(entry.index)
                     if known is not None:
-                        entry.result, entry.state = ToolResult.of(entry.call, known), "completed"
+                        entry.result = ToolResult.of(entry.call, known)
+                        item.move(entry, "completed")
         self._left = sum(item.result is None for item in self._items)
         self._finish_if_done()
         self._preparing = self._start(self._prepare())
@@ -445,7 +464,7 @@ class BatchHandle:
 
     def _enter(self, entry: Work, state: State) -> None:
         if entry.state != state and entry.result is None:
-            entry.state = state
+            entry.item.move(entry, state)
             self._tell(entry.call, state)
             self._tell_of(entry.item)
 
@@ -458,7 +477,8 @@ class BatchHandle:
     def _settle(self, entry: Work, result: ToolResult) -> None:
         if entry.result is not None:
             return
-        entry.result, entry.state = result, "completed"
+        entry.result = result
+        entry.item.move(entry, "completed")
         for callback in entry.when_settled:
             callback()
         # Whoever is told finds the result.
@@ -468,7 +488,7 @@ class BatchHandle:
         self._finish_if_done()
 
     def _complete(self, item: Item) -> None:
-        if item.result is None and all(entry.result is not None for entry in item.entries):
+        if item.result is None and item.state == "completed":
             results = [entry.result for entry in item.entries if entry.result is not None]
             item.result = fold(item.call, results) if item.is_fanned_out else results[0]
             self._left -= 1
@@ -491,7 +511,7 @@ class BatchHandle:
                 logger.exception("on_state failed for %s, %s", call.label, state)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         # A loop alone does not keep its tasks alive.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
