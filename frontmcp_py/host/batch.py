@@ -7,7 +7,7 @@ from typing import cast
 
 from frontmcp_py.policy import not_allowed
 
-from .calls import ToolCall, ToolResult, operation_id
+from .calls import ToolCall, ToolResult
 
 
 class Batch:
@@ -42,8 +42,9 @@ class Batch:
         Args:
             calls: All calls of the response, as the model wrote them.
             results: The results that the transcript has: by place, with `None` where there is none, or in any
-                order, each for the first call with its id that has none yet. A result of an operation (its id
-                is the call's, `#` and the index) counts for that operation alone.
+                order. Then each is for the call at its `position`, or if it has none, for the first call with
+                its id that has no result yet. A result of an operation (its id is the call's, `#` and the
+                index) counts for that operation alone.
 
         Raises:
             ConfigurationError: A result belongs to no call.
@@ -60,24 +61,32 @@ class Batch:
                 continue
             if not isinstance(result, ToolResult):
                 raise not_allowed(f"results[{index}]", result, "a ToolResult or None")
-            batch._add(index if by_place else None, result)
+            batch._add(index if by_place else result.position, result)
         return batch
 
     def _add(self, place: int | None, result: ToolResult) -> None:
-        for index, call in enumerate(self.calls) if place is None else ((place, self.calls[place]),):
-            if call.id == result.id and index not in self.known:
+        places = range(len(self.calls)) if place is None else (place,)
+        call_id, _, number = result.id.rpartition("#")
+        open_places = [
+            index for index in places if index in range(len(self.calls)) and index not in self.known
+        ]
+        for index in open_places:
+            call = self.calls[index]
+            if call.id == result.id:
                 self.known[index] = ToolResult.of(call, result)
                 self.known_operations.pop(index, None)
                 return
-        call_id, _, number = result.id.rpartition("#")
-        for index, call in enumerate(self.calls):
-            if call.id == call_id and number.isdecimal() and index not in self.known:
-                operations = self.known_operations.setdefault(index, {})
-                if int(number) not in operations and operation_id(call_id, int(number)) == result.id:
-                    operations[int(number)] = result
-                    return
+        for index in open_places:
+            operations = self.known_operations.get(index, {})
+            if self.calls[index].id == call_id and _is_index(number) and int(number) not in operations:
+                self.known_operations[index] = {**operations, int(number): result}
+                return
         raise not_allowed(
             "the id of a result",
             result.id,
             "that of a call that has no result yet, or of one of its operations",
         )
+
+
+def _is_index(text: str) -> bool:
+    return text.isdecimal() and text == str(int(text))

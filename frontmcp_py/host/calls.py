@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Literal, Self, TypeAlias, cast, get_args
 
-from mcp_types import CallToolResult, ContentBlock, EmbeddedResource, TextContent, TextResourceContents
-from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import to_json
+from mcp_types import (
+    AudioContent,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
 
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.policy import check_choice, not_allowed
@@ -30,6 +40,7 @@ Status: TypeAlias = Literal["ok", "error", "skipped", "cancelled", "not_run", "u
 STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 
 _BLOCKS: Final[TypeAdapter[list[ContentBlock]]] = TypeAdapter(list[ContentBlock])
+_BLOCK_TYPES: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,14 @@ class ToolCall:
     problem: str | None = None
 
     def __post_init__(self) -> None:
-        """Accept what a model may write: no arguments at all, or something that is no object."""
+        """Accept what a model may write: no arguments at all, or something that is no object.
+
+        Raises:
+            ConfigurationError: The id or the name is no text.
+        """
+        for field_name, value in (("id", self.id), ("name", self.name)):
+            if not isinstance(cast("object", value), str):
+                raise not_allowed(f"ToolCall.{field_name}", value, "text")
         arguments = cast("object", self.arguments)
         if arguments is None:
             object.__setattr__(self, "arguments", {})
@@ -142,15 +160,18 @@ class ToolResult:
         operations: For a call that was fanned out, the result of each operation, in the written order and
             with its content as it was. Empty for a plain call, and for a call of one operation, which is the
             same.
+        position: The place of the call in its batch, from 0, if the result comes from one. It tells calls
+            with one id apart when a batch is resumed, and makes no difference when results are compared.
     """
 
     id: str
     name: str
     status: Status = "ok"
     content: Sequence[ContentBlock] = ()
-    structured_content: Mapping[str, Any] | None = None
+    structured_content: Any = None
     meta: Mapping[str, Any] | None = None
     operations: Sequence[ToolResult] = ()
+    position: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Take content in any form that is unmistakable."""
@@ -174,20 +195,26 @@ class ToolResult:
 
         Args:
             call: What was called.
-            value: A result of this package or of the SDK, text, a block of content or a list of them, or
-                anything that has a form in JSON. `None` is no content.
+            value: A result of this package or of the SDK, text, a block of content, a list with blocks, or
+                anything else, which becomes JSON as far as it has a form in it. `None` is no content.
         """
         if isinstance(value, ToolResult):
             return replace(value, id=call.id, name=call.name)
         if isinstance(value, CallToolResult):
             status: Status = "error" if value.is_error else "ok"
             content = value.content
+            if not content and value.structured_content is not None:
+                # A server need not write it twice, but this is all that the model reads.
+                content = [TextContent(text=_as_text(value.structured_content))]
             if value.is_error and not any(text_of(block).strip() for block in content):
                 content = [*content, TextContent(text=f"{call.name} failed and does not say why")]
             return cls(call.id, call.name, status, content, value.structured_content, value.meta)
         blocks = _blocks_of_value(value)
-        structured = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
-        return cls(call.id, call.name, "ok", blocks, structured)
+        if blocks is not None:
+            return cls(call.id, call.name, "ok", blocks)
+        data = _as_data(value)
+        structured = cast("object", data) if isinstance(data, dict) else None
+        return cls(call.id, call.name, "ok", (TextContent(text=_as_text(value)),), structured)
 
     @classmethod
     def saying(cls, call: ToolCall, status: Status, text: str) -> ToolResult:
@@ -195,7 +222,11 @@ class ToolResult:
         return cls(call.id, call.name, status, (TextContent(text=text),))
 
     def as_dict(self) -> dict[str, object]:
-        """The result as plain data, for a transcript. `ToolResult.from_dict` reads it."""
+        """The result as plain data, for a transcript. `ToolResult.from_dict` reads it.
+
+        Numbers that JSON does not have are null; `structured_content` or `meta` that has no form in JSON at
+        all is left out.
+        """
         data: dict[str, object] = {
             "id": self.id,
             "name": self.name,
@@ -206,10 +237,12 @@ class ToolResult:
             ],
             "text": self.text,
         }
-        if self.structured_content is not None:
-            data["structured_content"] = json.loads(to_json(self.structured_content, fallback=str))
-        if self.meta is not None:
-            data["meta"] = json.loads(to_json(self.meta, fallback=str))
+        if self.position is not None:
+            data["position"] = self.position
+        for name, value in (("structured_content", self.structured_content), ("meta", self.meta)):
+            plain = _as_data(value)
+            if plain is not None:
+                data[name] = plain
         if self.operations:
             data["operations"] = [each.as_dict() for each in self.operations]
         return data
@@ -228,14 +261,24 @@ class ToolResult:
             if not isinstance(data.get(name), str):
                 raise not_allowed(f"{name} of a result", data.get(name), "text")
         status: Status = data.get("status") or ("error" if data.get("is_error") else "ok")
+        operations: object = data.get("operations") or ()
+        if not isinstance(operations, list | tuple):
+            raise not_allowed("operations of a result", operations, "a list of results")
+        position: object = data.get("position")
+        if position is not None and (not isinstance(position, int) or isinstance(position, bool)):
+            raise not_allowed("position of a result", position, "the place of its call, from 0")
+        meta: object = data.get("meta")
+        if meta is not None and not isinstance(meta, Mapping):
+            raise not_allowed("meta of a result", meta, "an object")
         return cls(
             data["id"],
             data["name"],
             status,
-            data.get("content", ()),
+            data.get("content") or (),
             data.get("structured_content"),
-            data.get("meta"),
-            [cls.from_dict(each) for each in data.get("operations", ())],
+            cast("Mapping[str, Any] | None", meta),
+            [cls.from_dict(each) for each in cast("Sequence[Mapping[str, Any]]", operations)],
+            position,
         )
 
     def to_anthropic(self) -> dict[str, Any]:
@@ -307,20 +350,47 @@ def _blocks(content: object) -> Iterator[ContentBlock]:
         raise ConfigurationError("ToolResult.content is no list of content blocks") from None
 
 
-def _blocks_of_value(value: object) -> tuple[ContentBlock, ...]:
+def _blocks_of_value(value: object) -> tuple[ContentBlock, ...] | None:
+    """The blocks that a value is; `None` if it is data."""
     if value is None:
         return ()
     if isinstance(value, str):
         return (TextContent(text=value),)
-    items = cast("Sequence[object]", value if isinstance(value, list | tuple) else (value,))
+    if isinstance(value, _BLOCK_TYPES):
+        return (value,)
     # Plain data is data, even if it looks like a block.
-    if items and all(isinstance(item, BaseModel) for item in items):
+    items = cast("Sequence[object]", value if isinstance(value, list | tuple) else ())
+    if not any(isinstance(item, _BLOCK_TYPES) for item in items):
+        return None
+    blocks: list[ContentBlock] = []
+    for item in cast("Sequence[object]", items):
+        # Lists in lists are data.
+        known = None if isinstance(item, list | tuple) else _blocks_of_value(item)
+        blocks.extend((TextContent(text=_as_text(cast("object", item))),) if known is None else known)
+    return tuple(blocks)
+
+
+def _as_json(value: object, indent: int | None = None) -> str:
+    try:
+        written = to_json(value, fallback=str, indent=indent, inf_nan_mode="null")
+    except PydanticSerializationError:  # bytes that are no text, say
+        written = to_json(value, fallback=str, indent=indent, inf_nan_mode="null", bytes_mode="base64")
+    return written.decode()
+
+
+def _as_text(value: object) -> str:
+    """A value as JSON to be read; what has no form in it as Python shows it."""
+    for show in (partial(_as_json, indent=2), repr):
         try:
-            return tuple(_blocks(items))
-        except ConfigurationError:
-            pass
-    return (_json_block(value),)
+            return show(value)
+        except Exception:  # whatever a user's object does when it is asked
+            continue
+    return f"[{type(value).__name__}]"
 
 
-def _json_block(value: object) -> TextContent:
-    return TextContent(text=to_json(value, fallback=str, indent=2).decode(errors="replace"))
+def _as_data(value: object) -> object:
+    """A value as JSON has it; `None` if it has no form there."""
+    try:
+        return json.loads(_as_json(value))
+    except Exception:  # as above
+        return None

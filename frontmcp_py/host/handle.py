@@ -17,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
@@ -125,6 +125,7 @@ class Work:
         config: What holds for its tool.
         order: Whose turn it is before others when people are asked.
         parent: The entry whose tool started this batch, if one did.
+        children: Entries of batches that its tool started, while they run or wait for a place.
         arguments: What it runs with.
         state: Where it stands.
         result: What came of it.
@@ -138,6 +139,7 @@ class Work:
     __slots__ = (
         "arguments",
         "call",
+        "children",
         "config",
         "is_sent",
         "item",
@@ -160,6 +162,7 @@ class Work:
         self.config: ToolConfig = config
         self.order: Order = order
         self.parent: Work | None = parent
+        self.children: set[Work] = set()
         self.arguments: Mapping[str, object] = call.arguments
         self.state: State = "queued"
         self.result: ToolResult | None = None
@@ -185,10 +188,10 @@ class Work:
         """Whether its tool runs, as far as the batch is concerned."""
         return self.is_sent and self.result is None and self.outcome is None
 
-    def holds(self, key: str) -> int:
-        """How many places of `key` are held by it and by the entries that it was started from."""
-        mine = self.ticket is not None and self.ticket.is_holding and self.config.key == key
-        return int(mine) + (self.parent.holds(key) if self.parent is not None else 0)
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a place."""
+        return self.ticket is not None and self.ticket.is_waiting
 
 
 class BatchHandle:
@@ -250,7 +253,7 @@ class BatchHandle:
     def results_so_far(self) -> list[ToolResult]:
         """The results that are there: of calls, and of single operations of calls that are not complete.
 
-        With the calls this is all that `Batch.resume` needs.
+        With the calls this is all that `Batch.resume` needs. Each knows the place of its call.
         """
         found: list[ToolResult] = []
         for item in self._items:
@@ -300,8 +303,8 @@ class BatchHandle:
         pending = [entry for item in self._items for entry in item.entries if entry.result is None]
         for entry in pending:
             # Parked ones first: nobody of this batch gets the place of another that gives up.
-            if entry.ticket is not None and entry.ticket.is_waiting:
-                self._host.lanes.leave(entry.ticket)
+            if entry.is_waiting:
+                self._leave_lane(entry)
         for entry in pending:
             if entry.task is not None:
                 entry.task.cancel()
@@ -331,7 +334,8 @@ class BatchHandle:
             if config.fan_out:
                 operations = operations_of(call, self._host.schemas.get(call.name))
         except EnvelopeError as error:
-            item.result = ToolResult.saying(call, "error", f"{error}. Nothing was run.")
+            refused = ToolResult.saying(call, "error", f"{error}. Nothing was run.")
+            item.result = replace(refused, position=item.position)
             return []
         if operations is None:
             return [(call, config)]
@@ -357,7 +361,10 @@ class BatchHandle:
 
     def _prepared(self, task: asyncio.Task[None]) -> None:
         # Cancelled from outside, as by a loop that is being closed: nothing would ever be released.
-        if task.cancelled() or task.exception() is not None:
+        if task.cancelled():
+            self.cancel()
+        elif (error := task.exception()) is not None:
+            logger.error("a batch could not be prepared", exc_info=error)
             self.cancel()
 
     async def _approve(self, entry: Work, approve: Callable[[ToolCall], object]) -> None:
@@ -380,20 +387,23 @@ class BatchHandle:
                     self._settle(entry, ToolResult.saying(entry.call, "not_run", stopped_after(failed)))
                 elif entry.result is None:
                     self._release(entry)
-                elif failed is None and _stops_others(entry, entry.result):
+                if failed is None and entry.result is not None and _stops_others(entry, entry.result):
                     failed = entry.index
             self._complete(item)
         self._finish_if_done()
 
     def _release(self, entry: Work) -> None:
         key, limit = entry.config.key, entry.config.limit
+        if self._parent is not None:
+            self._parent.children.add(entry)
         if key is None or not limit:
             self._begin(entry)
-        elif self._parent is not None and self._parent.holds(key) >= limit:
-            text = f"{entry.call.name} was not run: it would wait for itself (concurrency key {key!r})"
-            self._settle(entry, ToolResult.saying(entry.call, "error", text))
         else:
-            entry.ticket = self._host.lanes.enter(key, limit, partial(self._begin, entry))
+            entry.ticket = self._host.lanes.enter(key, limit, entry, partial(self._begin, entry))
+        if entry.is_waiting and self._parent is not None and self._host.lanes.is_stuck(entry):
+            text = f"{entry.call.name} was not run: it would wait for itself (concurrency key {key!r})"
+            self._leave_lane(entry)
+            self._settle(entry, ToolResult.saying(entry.call, "error", text))
 
     # -- while it runs, and after ----------------------------------------------------------------
 
@@ -414,8 +424,13 @@ class BatchHandle:
                 entry.task = None
                 self._hear(entry, self._outcome_of(entry, task))
         finally:
-            if entry.ticket is not None:
-                self._host.lanes.leave(entry.ticket)
+            self._leave_lane(entry)
+
+    def _leave_lane(self, entry: Work) -> None:
+        if entry.parent is not None:
+            entry.parent.children.discard(entry)
+        if entry.ticket is not None:
+            self._host.lanes.leave(entry.ticket)
 
     def _outcome_of(self, entry: Work, task: asyncio.Task[ToolResult]) -> ToolResult:
         if task.cancelled():
@@ -441,8 +456,7 @@ class BatchHandle:
     def _stop_after(self, entry: Work) -> None:
         for other in entry.item.entries[entry.index + 1 :]:
             if other.is_parked:
-                if other.ticket is not None:
-                    self._host.lanes.leave(other.ticket)
+                self._leave_lane(other)
                 self._settle(other, ToolResult.saying(other.call, "not_run", stopped_after(entry.index)))
 
     async def _review(
@@ -477,7 +491,7 @@ class BatchHandle:
     def _settle(self, entry: Work, result: ToolResult) -> None:
         if entry.result is not None:
             return
-        entry.result = result
+        entry.result = replace(result, position=entry.item.position)
         entry.item.move(entry, "completed")
         for callback in entry.when_settled:
             callback()
@@ -490,7 +504,8 @@ class BatchHandle:
     def _complete(self, item: Item) -> None:
         if item.result is None and item.state == "completed":
             results = [entry.result for entry in item.entries if entry.result is not None]
-            item.result = fold(item.call, results) if item.is_fanned_out else results[0]
+            result = fold(item.call, results) if item.is_fanned_out else results[0]
+            item.result = replace(result, position=item.position)
             self._left -= 1
 
     def _finish_if_done(self) -> None:
@@ -507,7 +522,9 @@ class BatchHandle:
         if self._host.on_state is not None:
             try:
                 self._host.on_state(call, state)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
                 logger.exception("on_state failed for %s, %s", call.label, state)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

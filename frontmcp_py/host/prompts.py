@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from mcp_types import CallToolResult
 
+from .calling import said
 from .calls import ToolCall, ToolResult
 
 Order: TypeAlias = tuple[int, int]
@@ -83,7 +84,7 @@ class Prompts:
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[None] = loop.create_future()
         heappush(self._due, (order, next(self._numbers), mine))
-        # Not at once: who becomes due in the same turn of the loop is compared.
+        # Not at once, here and below: who becomes due in the same turn of the loop is compared.
         loop.call_soon(self._grant)
         try:
             await mine
@@ -91,7 +92,7 @@ class Prompts:
         finally:
             if mine.done() and not mine.cancelled():
                 self._is_taken = False
-                self._grant()
+                loop.call_soon(self._grant)
             else:
                 mine.cancel()
 
@@ -108,7 +109,7 @@ async def answer_of(hook: Callable[..., object], *asked: object) -> object:
 
     Raises:
         asyncio.CancelledError: The task that asks was cancelled.
-        RuntimeError: The hook was cancelled, and not by who asks.
+        RuntimeError: The hook was cancelled, and not by who asks, or raised what would end a program.
     """
     try:
         answer = hook(*asked)
@@ -118,6 +119,10 @@ async def answer_of(hook: Callable[..., object], *asked: object) -> object:
         if task is not None and task.cancelling():
             raise
         raise RuntimeError("it was cancelled from within") from None
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise RuntimeError(said(error)) from error
 
 
 def decided(call: ToolCall, answer: object) -> tuple[Mapping[str, object], ToolResult | None]:
