@@ -33,6 +33,7 @@ from .handle import BatchHandle, Entry, State
 from .lanes import Lanes
 from .prompts import Approve, Complete, Decision, Prompts, Question, Review, Run, Skip
 from .questions import Questions
+from .timeline import Timeline
 
 __all__ = [
     "Approve",
@@ -54,6 +55,7 @@ __all__ = [
     "Skip",
     "State",
     "Status",
+    "Timeline",
     "ToolCall",
     "ToolConfig",
     "ToolResult",
