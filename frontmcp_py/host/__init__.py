@@ -149,7 +149,7 @@ class Host:
             call: Through what its tools are called, instead of what the host was made with.
 
         Raises:
-            ConfigurationError: The batch is no list of calls.
+            ConfigurationError: The batch is no list of calls, or resumes an operation that no call has.
             TypeError: There is nothing to call tools through.
         """
         call = self._call if call is None else call

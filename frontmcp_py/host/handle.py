@@ -22,6 +22,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
+from frontmcp_py.policy import not_allowed
 from frontmcp_py.scheduler import Ticket
 
 from .batch import Batch
@@ -217,12 +218,8 @@ class BatchHandle:
             for part, config in () if item.result is not None else self._read(item):
                 item.add(Work(item, part, config, (number, next(places)), parent))
             self._items.append(item)
-            if item.is_fanned_out:
-                for entry in item.entries:
-                    known = batch.known_operations.get(position, {}).get(entry.index)
-                    if known is not None:
-                        entry.result = ToolResult.of(entry.call, known)
-                        item.move(entry, "completed")
+            for index, known in batch.known_operations.get(position, {}).items():
+                self._take_known(item, index, known)
         self._left = sum(item.result is None for item in self._items)
         self._finish_if_done()
         self._preparing = self._start(self._prepare())
@@ -340,6 +337,18 @@ class BatchHandle:
         if operations is None:
             return [(call, config)]
         return [(Operation.of(call, index, each), config) for index, each in enumerate(operations)]
+
+    def _take_known(self, item: Item, index: int, result: ToolResult) -> None:
+        """A transcript has the result of an operation.
+
+        Raises:
+            ConfigurationError: The call has no such operation.
+        """
+        if not item.is_fanned_out or index >= len(item.entries):
+            raise not_allowed("the id of a result", result.id, "that of a call, or of one of its operations")
+        entry = item.entries[index]
+        entry.result = replace(ToolResult.of(entry.call, result), position=item.position)
+        item.move(entry, "completed")
 
     # -- before anything runs --------------------------------------------------------------------
 
