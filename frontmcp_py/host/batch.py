@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-from frontmcp_py.policy import not_allowed
+from frontmcp_py.policy import MAX_OPERATIONS, not_allowed
 
 from .calls import ToolCall, ToolResult
 
@@ -89,4 +89,4 @@ class Batch:
 
 
 def _is_index(text: str) -> bool:
-    return text.isdecimal() and text == str(int(text))
+    return text.isdecimal() and len(text) <= len(str(MAX_OPERATIONS)) and text == str(int(text))

@@ -363,10 +363,10 @@ def _blocks_of_value(value: object) -> tuple[ContentBlock, ...] | None:
     if not any(isinstance(item, _BLOCK_TYPES) for item in items):
         return None
     blocks: list[ContentBlock] = []
-    for item in cast("Sequence[object]", items):
+    for item in items:
         # Lists in lists are data.
-        known = None if isinstance(item, list | tuple) else _blocks_of_value(item)
-        blocks.extend((TextContent(text=_as_text(cast("object", item))),) if known is None else known)
+        known = None if formats.kind_of(item) == "a list" else _blocks_of_value(item)
+        blocks.extend((TextContent(text=_as_text(item)),) if known is None else known)
     return tuple(blocks)
 
 

@@ -22,6 +22,7 @@ from frontmcp_py.policy import (
     check_flag,
     check_text,
     naming,
+    nearest,
     not_allowed,
 )
 from frontmcp_py.tables import as_table, check_names, parse_toml
@@ -36,9 +37,13 @@ HostConfigOption: TypeAlias = "HostConfig | Layer | Sequence[Layer] | None"
 EVERY_TOOL: Final = "*"
 """The table whose `enabled` holds for tools that do not say it themselves."""
 
+_LAYER: Final = "TOML text, the path of a TOML file, or a mapping"
 _FIELDS: Final = ("enabled", "concurrency", "fan_out")
 _ON_ERROR: Final = ("continue", "stop")
-_CONCURRENCY: Final = '0 for no limit, a limit, or a table { key = "...", limit = ... }'
+_CONCURRENCY: Final = (
+    f"an integer from {MAX_CONCURRENT_RANGE[0]} (no limit) to {MAX_CONCURRENT_RANGE[1]}, or a table "
+    '{ key = "...", limit = ... }'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class HostConfig:
             return config
         merged: dict[str, dict[str, object]] = {}
         for layer in _layers(config):
-            for name, fields in _read(layer).items():
+            for name, fields in layer.items():
                 _merge(merged.setdefault(name, {}), fields)
         everywhere = bool(merged.pop(EVERY_TOOL, {}).get("enabled", True))
         tools: dict[str, ToolConfig] = {}
@@ -106,14 +111,18 @@ class HostConfig:
 # ----------------------------------------------------------------------------------------------- one layer
 
 
-def _layers(config: Layer | Sequence[Layer] | None) -> Iterable[Layer]:
+def _layers(config: Layer | Sequence[Layer] | None) -> Iterable[dict[str, dict[str, object]]]:
+    """What each layer says of each tool, the lowest first."""
     if config is None:
-        return ()
+        return
     if isinstance(config, str | os.PathLike | Mapping):
-        return (config,)
-    if isinstance(config, Sequence) and not isinstance(config, bytes | bytearray):
-        return config
-    raise not_allowed("config", config, "TOML text, the path of a TOML file, a mapping, or a list of these")
+        yield _read(config)
+    elif isinstance(config, Sequence) and not isinstance(config, bytes | bytearray | memoryview):
+        for index, layer in enumerate(config):
+            with naming(f"config[{index}]"):
+                yield _read(layer)
+    else:
+        raise not_allowed("config", config, f"{_LAYER}, or a list of these")
 
 
 def _read(layer: Layer) -> dict[str, dict[str, object]]:
@@ -121,18 +130,22 @@ def _read(layer: Layer) -> dict[str, dict[str, object]]:
     if isinstance(layer, Mapping):
         return _tables(layer)
     if isinstance(layer, str) and (not layer.strip() or "\n" in layer or "=" in layer):
-        return _tables(parse_toml(layer, "config"))
+        return _tables(parse_toml(layer, "the text"))
     if not isinstance(layer, str | os.PathLike):
-        raise not_allowed("config", layer, "TOML text, the path of a TOML file, or a mapping")
-    path = Path(layer)
+        raise not_allowed("a layer", layer, _LAYER)
+    path = Path(os.fsdecode(layer))
     try:
-        text = path.read_text(encoding="utf-8")
+        # Some editors put a byte order mark in front, which is not part of the text.
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        hint = "; TOML text has a line break or an =" if isinstance(layer, str) else ""
+        raise ConfigurationError(f"{path}: cannot be read: {why}{hint}") from None
+    document = parse_toml(text, str(path))
     with naming(str(path)):
-        return _tables(parse_toml(text, "the file"))
+        return _tables(document)
 
 
 def _tables(document: Mapping[str, object]) -> dict[str, dict[str, object]]:
@@ -146,18 +159,20 @@ def _tables(document: Mapping[str, object]) -> dict[str, dict[str, object]]:
 
 def _tools(document: Mapping[str, object]) -> Mapping[str, object]:
     """The tables of the tools: under `conversation.tools` or at the top."""
-    conversation = document.get("conversation")
-    # A tool may have that name, too; then nothing but a tool's fields stands there.
-    if not isinstance(conversation, Mapping) or set(cast("Mapping[str, object]", conversation)) <= set(
-        _FIELDS
-    ):
+    given = document.get("conversation")
+    if not isinstance(given, Mapping):
+        return document
+    conversation = cast("Mapping[str, object]", given)
+    if "tools" not in conversation:
+        # A tool may have that name, too.
+        with naming("conversation"):
+            check_names(conversation, ("tools", *_FIELDS))
         return document
     if len(document) > 1:
         others = ", ".join(repr(name) for name in document if name != "conversation")
         raise ConfigurationError(
             f"{others}: tables of tools stand either under conversation.tools or at the top, not in both"
         )
-    conversation = cast("Mapping[str, object]", conversation)
     with naming("conversation"):
         check_names(conversation, ("tools",))
     return as_table(conversation["tools"], "conversation.tools")
@@ -165,6 +180,12 @@ def _tools(document: Mapping[str, object]) -> Mapping[str, object]:
 
 def _checked(name: str, table: Mapping[str, object]) -> dict[str, object]:
     """The fields of one table, each in one form: `concurrency` a limit or a table, `fan_out` a table."""
+    for given, value in table.items():
+        if given not in _FIELDS and isinstance(value, Mapping):
+            raise ConfigurationError(
+                f"there is no field {given!r}; {nearest(str(given), _FIELDS)}. Tables of tools stand under "
+                "conversation.tools or at the top, not within another"
+            )
     check_names(table, _FIELDS)
     fields: dict[str, object] = {}
     if "enabled" in table:
@@ -203,7 +224,7 @@ def _fan_out(value: object) -> dict[str, object]:
     if isinstance(value, bool):
         return {"enabled": value}
     if not isinstance(value, Mapping):
-        raise not_allowed("fan_out", value, 'true, false, or a table { on_error = "stop" }')
+        raise not_allowed("fan_out", value, 'true, false, or a table { enabled = ..., on_error = "stop" }')
     table = cast("Mapping[str, object]", value)
     if "concurrency" in table:
         raise ConfigurationError(
@@ -230,7 +251,7 @@ def _merge(below: dict[str, object], above: Mapping[str, object]) -> None:
         if isinstance(there, dict) and isinstance(value, dict):
             cast("dict[str, object]", there).update(cast("dict[str, object]", value))
         else:
-            below[name] = dict(cast("dict[str, object]", value)) if isinstance(value, dict) else value
+            below[name] = value
 
 
 def _resolve(name: str, fields: Mapping[str, object], everywhere: bool) -> ToolConfig:
@@ -249,7 +270,7 @@ def _resolve(name: str, fields: Mapping[str, object], everywhere: bool) -> ToolC
     if stops and not limit:
         raise ConfigurationError(
             'fan_out.on_error = "stop" is not allowed without a limit, as every operation starts at once and '
-            "there is nothing to stop; give concurrency = 1 or more"
+            'there is nothing to stop; give concurrency = 1 or more, or on_error = "continue"'
         )
     return ToolConfig(
         enabled=bool(fields.get("enabled", everywhere)),

@@ -353,9 +353,12 @@ class BatchHandle:
     # -- before anything runs --------------------------------------------------------------------
 
     async def _prepare(self) -> None:
+        # Whoever is told of one may cancel the batch, and then the others have been told of.
+        before = {entry: entry.state for item in self._items for entry in item.entries}
         for item in self._items:
             for entry in item.entries:
-                self._tell(entry.call, entry.state)
+                if entry.state == before[entry]:
+                    self._tell(entry.call, entry.state)
             self._tell_of(item)
         approve = self._host.approve
         if approve is not None:

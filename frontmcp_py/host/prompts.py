@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -71,9 +72,14 @@ that there is one; a result or text, that instead. It may be async."""
 
 
 class Prompts:
-    """The one place where people are asked, shared by all batches of a host."""
+    """The one place where people are asked, shared by all batches of a host.
 
-    def __init__(self) -> None:
+    Args:
+        inside: Of which place this is a part: whoever is asked may ask on, and does not wait for itself.
+    """
+
+    def __init__(self, inside: Prompts | None = None) -> None:
+        self._whole: Prompts = self if inside is None else inside._whole
         self._due: list[tuple[Order, int, asyncio.Future[None]]] = []
         self._numbers = count()
         self._is_taken = False
@@ -81,6 +87,11 @@ class Prompts:
     @asynccontextmanager
     async def turn(self, order: Order) -> AsyncGenerator[None]:
         """Wait until nobody else is asked and nobody due comes before."""
+        inner = _INSIDE.get()
+        if inner is not None and inner is not self and inner._whole is self:
+            async with inner.turn(order):
+                yield
+            return
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[None] = loop.create_future()
         heappush(self._due, (order, next(self._numbers), mine))
@@ -88,7 +99,11 @@ class Prompts:
         loop.call_soon(self._grant)
         try:
             await mine
-            yield
+            token = _INSIDE.set(Prompts(self))
+            try:
+                yield
+            finally:
+                _INSIDE.reset(token)
         finally:
             if mine.done() and not mine.cancelled():
                 self._is_taken = False
@@ -102,6 +117,10 @@ class Prompts:
             if not future.done():
                 self._is_taken = True
                 future.set_result(None)
+
+
+# Where people are asked by whoever was asked here.
+_INSIDE: Final[ContextVar[Prompts | None]] = ContextVar("frontmcp_py.host.prompts", default=None)
 
 
 async def answer_of(hook: Callable[..., object], *asked: object) -> object:
@@ -157,7 +176,8 @@ def reviewed(result: ToolResult, answer: object) -> ToolResult:
         return withheld(result)
     if isinstance(answer, ToolResult | CallToolResult):
         return ToolResult.of(_call_of(result), answer)
-    return replace(result, content=ToolResult.of(_call_of(result), answer).content, structured_content=None)
+    told = ToolResult.of(_call_of(result), answer)
+    return replace(result, content=told.content, structured_content=told.structured_content)
 
 
 def withheld(result: ToolResult, why: str = "") -> ToolResult:
