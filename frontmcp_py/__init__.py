@@ -18,8 +18,8 @@ and drain it when it is told to stop. `policy` holds every limit as a value and 
 an operator's file says about them, `errors` every refusal, `storage` the counts and slots, `context`,
 `signal` and `process` what a tool is given, `cli` the command `frontmcp`, `testing` what tests need.
 
-The other side of the wire is `host`: it runs the calls that a model wrote, in the order it wrote them. It shares
-the scheduler with the guard and needs no server of this package.
+The other side of the wire is `host`: it runs the calls that a model wrote, in the order it wrote them. It
+shares the scheduler with the guard and needs no server of this package.
 """
 
 from mcp.server.mcpserver.exceptions import ToolError

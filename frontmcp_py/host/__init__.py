@@ -10,8 +10,8 @@ tools share a resource, and how many may use it at once:
                         ├ lanes      whose turn is it? (the scheduler that the guard uses, too)
                         └ questions  what does a running tool ask, and which one asks?
 
-`calls` holds calls and results, `batch` what a transcript has of them, `formats` how providers write them. It
-needs no server of this package and knows nothing of the guard.
+`calls` holds calls and results, `entries` where each stands, `batch` what a transcript has of them, `formats`
+how providers write them, `timeline` how a batch went. Nothing here needs a server of this package.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from .batch import Batch
 from .calling import CallFunction, CallOption, check_call
 from .calls import Operation, Status, ToolCall, ToolResult
 from .config import HostConfig, HostConfigOption, Layer, ToolConfig
+from .entries import Entry, State
 from .fan_out import BATCHING, envelope_schema
-from .handle import BatchHandle, Entry, State
+from .handle import BatchHandle
 from .lanes import Lanes
 from .prompts import Approve, Complete, Decision, Prompts, Question, Review, Run, Skip
 from .questions import Questions
@@ -179,7 +180,7 @@ class Host:
             What the hook answers.
 
         Raises:
-            RuntimeError: The host has no `question`.
+            RuntimeError: The host has no `question`, or the call that asks has ended.
         """
         return await self.questions.ask(request)
 
