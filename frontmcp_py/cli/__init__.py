@@ -19,8 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: What stands behind the command's name; by default, what the process was given.
 
     Raises:
-        SystemExit: Always. The status is 0 when all is well, 1 when `check` or `stress` have found something,
-            and 2 for an error, which is one sentence on stderr.
+        SystemExit: Always. The status is 0 when all is well, 1 when `check` or `stress` have found something
+            or a call of `host run` has not succeeded, 2 for an error, which is one sentence on stderr, and
+            128 and the signal's number when it was interrupted.
     """
     try:
         from frontmcp_py.cli.app import invoke

@@ -12,6 +12,7 @@ import typer
 from typer.main import get_command
 
 from frontmcp_py.cli.check import check
+from frontmcp_py.cli.host import app as host
 from frontmcp_py.cli.listing import list_tools
 from frontmcp_py.cli.output import Failure, complain, say
 from frontmcp_py.cli.run import run as serve
@@ -31,6 +32,7 @@ app.command("check")(check)
 app.command("list")(list_tools)
 app.command("stress")(stress)
 app.command("systemd")(systemd)
+app.add_typer(host, name="host")
 
 
 def _tell_version(wanted: bool) -> None:

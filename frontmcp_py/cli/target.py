@@ -81,7 +81,7 @@ def load(target: Target) -> FrontMCP:
     """
     if (folder := str(target.folder)) not in sys.path:
         sys.path.insert(0, folder)
-    with _stdout_to_stderr():
+    with stdout_to_stderr():
         module = _import(target)
     return _find(module, target)
 
@@ -180,7 +180,7 @@ def _is_dotted(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def _stdout_to_stderr() -> Generator[None]:
+def stdout_to_stderr() -> Generator[None]:
     """Also what child processes write: descriptor 1 stands for 2 meanwhile."""
     sys.stdout.flush()
     kept = os.dup(1)

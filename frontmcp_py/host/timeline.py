@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
 from frontmcp_py.clock import Clock, SystemClock
 
 from .calls import Operation, ToolCall
-from .handle import State
+from .entries import State
 
 MARKS: Final[dict[State, str]] = {
     "queued": "·",
@@ -104,12 +104,16 @@ class Drawing(NamedTuple):
     """A timeline at one moment, drawn.
 
     Attributes:
-        lines: One per row, in order.
+        lines: One per row that is shown, in order.
         footer: The axis of time, and what the marks mean.
+        before: How many rows are not shown above the lines.
+        after: How many are not shown below them.
     """
 
     lines: tuple[Line, ...]
     footer: tuple[str, ...]
+    before: int = 0
+    after: int = 0
 
 
 class Timeline:
@@ -156,38 +160,41 @@ class Timeline:
             width: Columns of the longest line; less than 30 counts as 30. Characters of scripts that are
                 twice as wide count twice.
         """
-        lines, footer = self.draw(width)
-        if not lines:
+        drawing = self.draw(width)
+        if not drawing.lines:
             return _NO_ROWS
-        return "\n".join([*(f"{line.label} {line.bar} {line.took}" for line in lines), *footer])
+        lines = (f"{line.label} {line.bar} {line.took}" for line in drawing.lines)
+        return "\n".join([*lines, *drawing.footer])
 
-    def draw(self, width: int = 100) -> Drawing:
+    def draw(self, width: int = 100, rows: int | None = None) -> Drawing:
         """What `render` makes its text of: for a picture in colour, or of some of the rows.
 
         Args:
             width: Columns of the longest line, with a blank between its parts; less than 30 counts as 30.
+            rows: How many rows are shown at most, from the first that is not completed on; `None`: all.
         """
         width = max(width, _NARROWEST)
         tracks, (began, now) = list(self._in_order()), self._times()
         until = max((now if track.end is None else track.end for track in tracks), default=began)
-        labels = [_label(track) for track in tracks]
+        labels = [track.label for track in tracks]
         took = ["-" if (ran := track.ran(now)) is None else _length(ran) for track in tracks]
         of_took = max((len(each) for each in took), default=0)
         free = width - of_took - 2
         # A label has two fifths at most.
         of_label = min(max((_width(each) for each in labels), default=0), free * 2 // 5)
         of_bar = free - of_label
-        lines = [
+        first, last = _shown(tracks, rows)
+        lines = (
             Line(
                 _filled(_cut(label, of_label), of_label),
                 _bar(track, began, until, now, of_bar),
                 length.rjust(of_took),
                 track.is_completed,
             )
-            for track, label, length in zip(tracks, labels, took, strict=True)
-        ]
+            for track, label, length in islice(zip(tracks, labels, took, strict=True), first, last)
+        )
         axis = f"{' ' * of_label} {_axis(until - began, of_bar, width - of_label - 1)}"
-        return Drawing(tuple(lines), (axis, *_wrapped(_LEGEND, width)))
+        return Drawing(tuple(lines), (axis, *_wrapped(_LEGEND, width)), first, len(tracks) - last)
 
     def _times(self) -> tuple[int, int]:
         now = self._clock.monotonic_ns()
@@ -227,10 +234,11 @@ class Timeline:
 class _Track:
     """What is recorded of one entry; times in nanoseconds of the clock."""
 
-    __slots__ = ("call", "changes", "end", "operations")
+    __slots__ = ("call", "changes", "end", "label", "operations")
 
     def __init__(self, call: ToolCall) -> None:
         self.call = call
+        self.label = _label(call)
         self.changes: list[tuple[State, int]] = []
         self.end: int | None = None
         self.operations: list[_Track] = []
@@ -274,6 +282,15 @@ class _Track:
 # ------------------------------------------------------------------------------------------------ the picture
 
 
+def _shown(tracks: Sequence[_Track], rows: int | None) -> tuple[int, int]:
+    """From which to which row."""
+    if rows is None or len(tracks) <= rows:
+        return 0, len(tracks)
+    first = next((at for at, track in enumerate(tracks) if not track.is_completed), len(tracks))
+    first = min(first, len(tracks) - rows)
+    return first, first + rows
+
+
 def _bar(track: _Track, began: int, until: int, now: int, columns: int) -> str:
     """What took most of a column's time stands there; what ran, and what took time, stands somewhere."""
     total = until - began
@@ -288,16 +305,22 @@ def _bar(track: _Track, began: int, until: int, now: int, columns: int) -> str:
 
 
 def _shares(spans: Iterable[tuple[str, int, int]], total: int, columns: int) -> list[str]:
-    cells: list[dict[str, int]] = [{} for _ in range(columns)]
+    bar = [" "] * columns
+    partly: dict[int, dict[str, int]] = {}
     for mark, start, end in spans:
         # In units of which a column has `total`, so that nothing is rounded.
         first, last = start * columns, end * columns
-        for at in range(first // total, -(-last // total)):
+        begin, until = -(-first // total), last // total
+        bar[begin:until] = mark * (until - begin)
+        for at in {first // total, until}:
             share = min(last, (at + 1) * total) - max(first, at * total)
-            cells[at][mark] = cells[at].get(mark, 0) + share
-    return [
-        max(cell, key=cell.__getitem__) if cell and 2 * sum(cell.values()) >= total else " " for cell in cells
-    ]
+            if 0 < share < total:
+                shares = partly.setdefault(at, {})
+                shares[mark] = shares.get(mark, 0) + share
+    for at, shares in partly.items():
+        if 2 * sum(shares.values()) >= total:
+            bar[at] = max(shares, key=shares.__getitem__)
+    return bar
 
 
 def _axis(total: int, columns: int, room: int) -> str:
@@ -333,9 +356,9 @@ def _length(nanoseconds: int) -> str:
     return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
 
 
-def _label(track: _Track) -> str:
+def _label(call: ToolCall) -> str:
     """The name on one line: control characters are escaped."""
-    label = f"  #{track.call.index}" if isinstance(track.call, Operation) else track.call.label
+    label = f"  #{call.index}" if isinstance(call, Operation) else call.label
     return "".join(
         mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in label
     )
