@@ -522,6 +522,8 @@ class _CallSession(ServerSession):
         self.progress = _Progress(server, run, ctx)
         self._guard = server.guard
         self._run = run
+        # That of the request, also if another tool has called this one.
+        self._number: object = (ctx.meta or {}).get(CALL_META)
 
     async def send_request(
         self,
@@ -544,10 +546,9 @@ class _CallSession(ServerSession):
 
     def _naming_the_call(self, request: ServerRequest) -> ServerRequest:
         # A question travels over the connection; a host that runs several calls wants to know whose it is.
-        number = (self.params.meta or {}).get(CALL_META)
-        if number is None or not isinstance(request, ElicitRequest):
+        if self._number is None or not isinstance(request, ElicitRequest):
             return request
-        meta: Any = {**(request.params.meta or {}), CALL_META: number}
+        meta: Any = {**(request.params.meta or {}), CALL_META: self._number}
         params = request.params.model_copy(update={"meta": meta})
         return request.model_copy(update={"params": params})
 

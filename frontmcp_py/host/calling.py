@@ -9,13 +9,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
 import anyio
 from mcp.client.client import Client
-from mcp.client.session import ClientSession
+from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    REQUEST_TIMEOUT,
+    ErrorData,
+    InputRequest,
+    InputRequiredResult,
+    InputResponse,
+)
 
 from .calls import ToolCall, ToolResult
 
@@ -37,17 +48,51 @@ CallOption: TypeAlias = "Client | ClientSession | CallFunction | Session"
 """What the option `call` takes: a `Client` or `ClientSession` of the SDK, or an async function."""
 
 # Whoever raises these does not know what became of the call.
-_LOST: Final = (ConnectionError, EOFError, TimeoutError, anyio.BrokenResourceError, anyio.ClosedResourceError)
-_LOST_CODES: Final = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+_LOST: Final = (
+    ConnectionError,
+    EOFError,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    anyio.EndOfStream,
+)
+# The same in libraries that need not be installed, and are not imported to find out.
+_LOST_OVER_HTTP: Final = frozenset(
+    {("httpx2", "TransportError"), ("httpx", "TransportError"), ("aiohttp", "ClientConnectionError")}
+)
+# What the SDK says when there is no answer, by code. Servers use the same codes for answers of their own.
+_SAID_OF_LOST: Final = {CONNECTION_CLOSED: ("Connection closed", "SSE stream ")}
+_SAID_OF_UNANSWERED: Final = {
+    REQUEST_TIMEOUT: ("Request ", "Timed out "),
+    PARSE_ERROR: ("Failed to parse JSON response", "Failed to parse SSE message"),
+    INVALID_REQUEST: ("Unexpected content type", "server answered a request with 202"),
+    # A status of HTTP, such as that of a gateway whose server takes too long.
+    INTERNAL_ERROR: ("Server returned an error response",),
+}
+
+# As many rounds of questions as a `Client` goes along with, and as long between those that ask nothing.
+_MAX_ROUNDS: Final = 10
+_FIRST_DELAY: Final = 0.05
+_LAST_DELAY: Final = 0.25
 
 UNKNOWN: Final = (
     "The connection was lost while this call ran, so it may have run. Check before calling again."
 )
+UNANSWERED: Final = "There is no usable answer ({}), so this call may have run. Check before calling again."
 NOT_SENT: Final = "not run (the connection was lost before it was sent; it may be called again)"
 
 
 class _NotSentError(Exception):
     """The connection was closed before the call left."""
+
+
+def session_of(call: CallOption) -> ClientSession | None:
+    """The session of the SDK that is called through; `None` if it is another thing, or not connected."""
+    if isinstance(call, Client):
+        try:
+            return call.session
+        except RuntimeError:
+            return None
+    return call if isinstance(call, ClientSession) else None
 
 
 def check_call(call: object) -> None:
@@ -93,6 +138,8 @@ async def outcome(
         # `SystemExit` too: a tool does not end its host.
         if _is_lost(error):
             return ToolResult.saying(asked, "unknown", UNKNOWN)
+        if _is_unanswered(error):
+            return ToolResult.saying(asked, "unknown", UNANSWERED.format(said(error)))
         return ToolResult.saying(asked, "error", f"{asked.name} failed: {said(error)}")
 
 
@@ -115,19 +162,74 @@ async def _through_session(
     turn = asyncio.get_running_loop().call_soon(has_turned.append, None)
     more: dict[str, Any] = {} if meta is None else {"meta": dict(meta)}
     try:
+        if isinstance(session, ClientSession):
+            return await _round_by_round(session, name, arguments, more)
         return await session.call_tool(name, arguments, **more)
     except MCPError as error:
         if error.code == CONNECTION_CLOSED and not has_turned:
+            raise _NotSentError from error
+        raise
+    except RuntimeError as error:
+        # A client of the SDK that was not entered yet, or was left.
+        if isinstance(session, Client | ClientSession) and not has_turned:
             raise _NotSentError from error
         raise
     finally:
         turn.cancel()
 
 
+async def _round_by_round(
+    session: ClientSession, name: str, arguments: dict[str, Any], more: Mapping[str, Any]
+) -> object:
+    """Call a tool, and answer what it asks before it runs, which a `Client` does by itself."""
+    call = partial(session.call_tool, name, arguments, allow_input_required=True, **more)
+    result = await call()
+    rounds, delay = 0, _FIRST_DELAY
+    while isinstance(result, InputRequiredResult):
+        rounds += 1
+        if rounds > _MAX_ROUNDS:
+            raise RuntimeError(f"the server asked {_MAX_ROUNDS} times, and still wants to know more")
+        answers: dict[str, InputResponse] | None = None
+        if result.input_requests:
+            answers = {
+                key: await _answered(session, f"{rounds}-{key}", request)
+                for key, request in result.input_requests.items()
+            }
+        else:
+            # It only says to come again.
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_DELAY)
+        result = await call(input_responses=answers, request_state=result.request_state)
+    return result
+
+
+async def _answered(session: ClientSession, number: str, request: InputRequest) -> InputResponse:
+    meta = None if request.params is None else request.params.meta
+    context = ClientRequestContext(session=session, request_id=number, meta=meta)
+    answer = await session.dispatch_input_request(context, request)
+    if isinstance(answer, ErrorData):
+        raise MCPError.from_error_data(answer)
+    return answer
+
+
 def _is_lost(error: BaseException) -> bool:
+    """Whether an error tells that the connection was lost, or one of those in a group does."""
     if isinstance(error, BaseExceptionGroup):
-        return any(_is_lost(each) for each in cast("BaseExceptionGroup[BaseException]", error).exceptions)
-    return isinstance(error, _LOST) or (isinstance(error, MCPError) and error.code in _LOST_CODES)
+        return any(map(_is_lost, cast("BaseExceptionGroup[BaseException]", error).exceptions))
+    if isinstance(error, MCPError):
+        return error.message.startswith(_SAID_OF_LOST.get(error.code, ()))
+    return isinstance(error, _LOST) or any(
+        (kind.__module__.partition(".")[0], kind.__name__) in _LOST_OVER_HTTP for kind in type(error).__mro__
+    )
+
+
+def _is_unanswered(error: BaseException) -> bool:
+    """Whether an error tells that no answer came in time, or none that can be read."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_unanswered, cast("BaseExceptionGroup[BaseException]", error).exceptions))
+    if isinstance(error, MCPError):
+        return error.message.startswith(_SAID_OF_UNANSWERED.get(error.code, ()))
+    return isinstance(error, TimeoutError)
 
 
 def said(error: BaseException) -> str:
@@ -135,7 +237,10 @@ def said(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         return "; ".join(said(each) for each in group.exceptions)
-    text = str(error).strip()
+    try:
+        text = str(error).strip()
+    except Exception:
+        text = ""
     if isinstance(error, MCPError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -34,7 +34,7 @@ Status: TypeAlias = Literal["ok", "error", "skipped", "cancelled", "not_run", "u
 * `skipped`: whoever was asked for permission said no. It has not run.
 * `cancelled`: the batch was cancelled before it had ended.
 * `not_run`: an operation before it failed, or there was no connection to send it over. It has not run.
-* `unknown`: the connection was lost while it ran. It may have run.
+* `unknown`: the connection was lost while it ran, or no answer came that can be read. It may have run.
 """
 
 STATUSES: Final[tuple[Status, ...]] = get_args(Status)

@@ -1,8 +1,8 @@
 """Questions of running tools: which call asks, and who answers.
 
-A server asks over the connection, not over the call. Which call it is about is known from the context in
-which the SDK hands the question on (in process and over HTTP), from the number that servers of this package
-repeat in it, or because one call alone is running. Else nobody knows, and `question` is told `None`.
+A server asks over the connection, not over the call. Which call it is about is known from the number that
+servers of this package repeat in it, from the context in which the SDK hands the question on (in process and
+over HTTP), or because one call alone is running. Else nobody knows, and `question` is told `None`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from mcp.client.session import ClientRequestContext
@@ -22,11 +23,12 @@ from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ElicitRequestParams, Elic
 
 from frontmcp_py.policy import CALL_META
 
-from .calling import CallOption, Session
+from .calling import CallOption, Session, session_of
 from .prompts import Prompts, Question, answer_of
 
 if TYPE_CHECKING:
-    from .handle import BatchHandle, Work
+    from .entries import Work
+    from .handle import BatchHandle
 
 logger: logging.Logger = logging.getLogger("frontmcp_py.host")
 
@@ -41,7 +43,8 @@ class Asker:
     owner: Questions
     handle: BatchHandle
     entry: Work
-    call: CallOption
+    session: object
+    """The session that it runs over, if it does."""
 
     @property
     def is_running(self) -> bool:
@@ -64,36 +67,39 @@ class Questions:
         self._prompts = prompts
         self._hook = hook
         self._running: dict[str, Asker] = {}
+        # Numbers of this host are told from those of others, and cannot be guessed by a server.
+        self._mark = secrets.token_hex(8)
+        self._count = count(1)
 
     @contextmanager
     def of_call(
         self, handle: BatchHandle, entry: Work, call: CallOption
     ) -> Generator[Mapping[str, object] | None]:
         """A call runs in this block. What it yields is sent along as the call's `_meta`."""
-        number = secrets.token_hex(8)
-        asker = self._running[number] = Asker(self, handle, entry, call)
-        token = _CURRENT.set(asker)
+        number = f"{self._mark}-{next(self._count)}"
+        asker = self._running[number] = Asker(self, handle, entry, session_of(call))
+        # Never taken back: the task of the call ends with it, and its context with the task.
+        _CURRENT.set(asker)
         try:
             yield {CALL_META: number} if self._hook is not None and isinstance(call, Session) else None
         finally:
-            _CURRENT.reset(token)
             del self._running[number]
 
     def current(self) -> Work | None:
         """The entry in whose context this is called, if one of this host is running there."""
-        asker = _CURRENT.get()
-        return asker.entry if asker is not None and asker.owner is self else None
+        asker = self._here()
+        return None if asker is None else asker.entry
 
     async def ask(self, request: object) -> object:
         """A function asks, in the context of its call.
 
         Raises:
-            RuntimeError: The host has nobody to ask.
+            RuntimeError: The host has nobody to ask, or the call has ended.
         """
         if self._hook is None:
             raise RuntimeError("this host has no `question` to ask")
-        asker = _CURRENT.get()
-        return await self._answer(asker if asker is not None and asker.owner is self else None, request)
+        asker = self._here()
+        return await self._answer(asker and _running(asker), request)
 
     async def elicited(
         self, context: ClientRequestContext, params: ElicitRequestParams
@@ -101,11 +107,8 @@ class Questions:
         """A server asks: the `elicitation_callback` of a client."""
         if self._hook is None:
             return ErrorData(code=INVALID_REQUEST, message="The host has nobody to ask")
-        asker = self._asker_of(context, params)
-        if asker is not None and not asker.is_running:
-            return ElicitResult(action="cancel")
         try:
-            return _as_result(await self._answer(asker, params))
+            return _as_result(await self._answer(self._asker_of(context, params), params))
         except Cancelled:
             return ElicitResult(action="cancel")
         except Exception:
@@ -113,18 +116,27 @@ class Questions:
             return ErrorData(code=INTERNAL_ERROR, message="The host could not answer the question")
 
     def _asker_of(self, context: ClientRequestContext, params: ElicitRequestParams) -> Asker | None:
-        asker = _CURRENT.get()
-        if asker is not None and asker.owner is self:
-            return asker
+        """The call that a question is about, if that can be told.
+
+        Raises:
+            Cancelled: It has ended.
+        """
         number = cast("Mapping[str, object]", params.meta or {}).get(CALL_META)
-        if isinstance(number, str) and number in self._running:
-            return self._running[number]
+        if isinstance(number, str) and number.startswith(self._mark):
+            return _running(self._running.get(number))
+        here = self._here()
+        if here is not None and (here.is_running or here.session is context.session):
+            return _running(here)
+        # A connection that was opened within a call keeps the context of that one for ever.
         candidates = [
-            each
-            for each in self._running.values()
-            if each.is_running and context.session in (each.call, getattr(each.call, "session", None))
+            each for each in self._running.values() if each.is_running and each.session is context.session
         ]
         return candidates[0] if len(candidates) == 1 else None
+
+    def _here(self) -> Asker | None:
+        """The call of this host in whose context this is called."""
+        asker = _CURRENT.get()
+        return asker if asker is not None and asker.owner is self else None
 
     async def _answer(self, asker: Asker | None, request: object) -> object:
         assert self._hook is not None
@@ -140,9 +152,8 @@ class Questions:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                asking.cancel()
                 raise
-            raise Cancelled from None
+            raise Cancelled("the call that asks was given up before it was answered") from None
         finally:
             entry.when_settled.remove(asking.cancel)
             asker.handle.asks(entry, -1)
@@ -153,8 +164,14 @@ class Questions:
             return await answer_of(hook, request)
 
 
-class Cancelled(Exception):
-    """The call that asked has been given up."""
+class Cancelled(RuntimeError):
+    """The call that asks has ended, or was given up."""
+
+
+def _running(asker: Asker | None) -> Asker:
+    if asker is None or not asker.is_running:
+        raise Cancelled("the call that asks has ended, so nobody is asked about it")
+    return asker
 
 
 def _as_result(answer: object) -> ElicitResult | ErrorData:

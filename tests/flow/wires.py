@@ -28,6 +28,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from frontmcp_py import FrontMCP
+from frontmcp_py.host import Host
 from tests.flow import program
 
 ROOT: Final = Path(__file__).parents[2]
@@ -292,6 +293,7 @@ class Wire:
         http: What the client has sent last, over HTTP.
         heard: Every notification of the server, also those that belong to no request any more.
         answer: Answers what a tool asks.
+        host: Answers it instead.
     """
 
     client: Client
@@ -302,13 +304,18 @@ class Wire:
         self.http = Exchange(f"{server.address}/mcp")
         self.heard: list[object] = []
         self.answer: Callable[[], Awaitable[types.ElicitResult]] | None = None
+        self.host: Host | None = None
 
     async def hear(self, message: object) -> None:
         """The server has said something."""
         self.heard.append(message)
 
-    async def hear_question(self, context: object, params: object) -> types.ElicitResult:
+    async def hear_question(self, context: Any, params: Any) -> types.ElicitResult | types.ErrorData:
         """A tool asks something."""
+        if self.host is not None:
+            answer: types.ElicitResult | types.ErrorData
+            answer = await self.host.elicitation_callback(context, params)
+            return answer
         assert self.answer is not None
         return await self.answer()
 
