@@ -128,7 +128,8 @@ class Operation(ToolCall):
     call: ToolCall = field(kw_only=True)
     index: int = field(kw_only=True)
 
-    __hash__ = ToolCall.__hash__
+    def __hash__(self) -> int:
+        return hash((self.id, self.name))
 
     @property
     def label(self) -> str:

@@ -30,6 +30,11 @@ class Lanes:
         self._begin: dict[Ticket, Callable[[], None]] = {}
         self._entrants: dict[Ticket, Entrant] = {}
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has a place or waits for one."""
+        return not (self._entrants or self._begin or self._scheduler.waiting or self._scheduler.live_slots)
+
     def enter(self, key: str, limit: int, who: Entrant, begin: Callable[[], None]) -> Ticket:
         """Begin when fewer than `limit` run under `key` and everybody who came before has begun or left.
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
 from itertools import count
+from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
 
 from mcp_types import CallToolResult
@@ -71,56 +71,76 @@ Review: TypeAlias = "Callable[[ToolCall, ToolResult], object]"
 that there is one; a result or text, that instead. It may be async."""
 
 
+class _Turn:
+    """Somebody is asked, or will be."""
+
+    __slots__ = ("granted", "inside", "is_over", "order", "owner")
+
+    def __init__(self, owner: Prompts, order: Order, number: int, inside: _Turn | None) -> None:
+        self.owner: Prompts = owner
+        self.order: tuple[Order, int] = (order, number)
+        self.inside: _Turn | None = inside
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_over: bool = False
+
+    @property
+    def around(self) -> _Turn | None:
+        """The turn that it is a part of, as long as that one is not over."""
+        turn = self.inside
+        while turn is not None and turn.is_over:
+            turn = turn.inside
+        return turn
+
+
+# Whoever is asked here may ask on, and does not wait for themselves.
+_INSIDE: Final[ContextVar[_Turn | None]] = ContextVar("frontmcp_py.host.turn", default=None)
+
+
 class Prompts:
-    """The one place where people are asked, shared by all batches of a host.
+    """The one place where people are asked, shared by all batches of a host."""
 
-    Args:
-        inside: Of which place this is a part: whoever is asked may ask on, and does not wait for itself.
-    """
-
-    def __init__(self, inside: Prompts | None = None) -> None:
-        self._whole: Prompts = self if inside is None else inside._whole
-        self._due: list[tuple[Order, int, asyncio.Future[None]]] = []
+    def __init__(self) -> None:
+        self._due: list[_Turn] = []
+        # The last one is asked now; those before it wait for what they have asked on.
+        self._taken: list[_Turn] = []
         self._numbers = count()
-        self._is_taken = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is asked, and nothing is due."""
+        return not self._taken and not self._due
 
     @asynccontextmanager
     async def turn(self, order: Order) -> AsyncGenerator[None]:
         """Wait until nobody else is asked and nobody due comes before."""
-        inner = _INSIDE.get()
-        if inner is not None and inner is not self and inner._whole is self:
-            async with inner.turn(order):
-                yield
-            return
         loop = asyncio.get_running_loop()
-        mine: asyncio.Future[None] = loop.create_future()
-        heappush(self._due, (order, next(self._numbers), mine))
+        outer = _INSIDE.get()
+        inside = outer if outer is not None and outer.owner is self else None
+        turn = _Turn(self, order, next(self._numbers), inside)
+        self._due.append(turn)
         # Not at once, here and below: who becomes due in the same turn of the loop is compared.
         loop.call_soon(self._grant)
         try:
-            await mine
-            token = _INSIDE.set(Prompts(self))
-            try:
-                yield
-            finally:
-                _INSIDE.reset(token)
+            await turn.granted
+            _INSIDE.set(turn)
+            yield
         finally:
-            if mine.done() and not mine.cancelled():
-                self._is_taken = False
+            _INSIDE.set(outer)
+            turn.is_over = True
+            for line in (self._due, self._taken):
+                if turn in line:
+                    line.remove(turn)
+            if not loop.is_closed():
                 loop.call_soon(self._grant)
-            else:
-                mine.cancel()
 
     def _grant(self) -> None:
-        while self._due and not self._is_taken:
-            _, _, future = heappop(self._due)
-            if not future.done():
-                self._is_taken = True
-                future.set_result(None)
-
-
-# Where people are asked by whoever was asked here.
-_INSIDE: Final[ContextVar[Prompts | None]] = ContextVar("frontmcp_py.host.prompts", default=None)
+        asked = self._taken[-1] if self._taken else None
+        ready = [turn for turn in self._due if turn.around is asked and not turn.granted.done()]
+        if ready:
+            first = min(ready, key=attrgetter("order"))
+            self._due.remove(first)
+            self._taken.append(first)
+            first.granted.set_result(None)
 
 
 async def answer_of(hook: Callable[..., object], *asked: object) -> object:
