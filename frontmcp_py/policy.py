@@ -85,6 +85,18 @@ MAX_KEYS: Final = 1_000_000
 MAX_OPERATIONS: Final = 1000
 """Operations of one call that a host fans out: far more than a model writes on purpose."""
 
+MAX_ROUNDS: Final = 10
+"""Times that a server may answer a call with questions before a host gives up, as the SDK's client does."""
+
+FIRST_ROUND_DELAY: Final = 0.05
+"""Seconds until a host comes again when a server asks nothing and wants it to; doubled every time."""
+
+LAST_ROUND_DELAY: Final = 0.25
+"""Seconds that this delay grows to."""
+
+HOST_FAREWELL: Final = 1.0
+"""Seconds that running calls of a cancelled batch are given to tell their servers."""
+
 CALL_META: Final = "dev.frontmcp/call"
 """Where a host puts the number of a call in `_meta`, and a server repeats it in what the call's tool asks."""
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import httpx2
 import typer
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp_types import Tool
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -35,13 +36,10 @@ from frontmcp_py.cli.terminal import Terminal, decline
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.host import Batch, BatchHandle, Host, HostConfig, Operation, Timeline, ToolCall, ToolResult
 from frontmcp_py.host.timeline import Drawing
+from frontmcp_py.policy import HOST_FAREWELL
 from frontmcp_py.server import FrontMCP
 
 _REDRAWN_EVERY_S: Final = 0.15
-# With this handshake a server may ask while a tool runs, and in its answer; with the later one, only in that.
-_ASKED: Final[dict[str, Any]] = {"mode": "legacy"}
-# What running calls are given to end after the batch was cancelled, in seconds.
-_FAREWELL: Final = 1.0
 # What is shown of a result's text without --full.
 _LINES: Final = 10
 _CHARACTERS: Final = 300
@@ -165,22 +163,35 @@ async def _connected(server: _Server, host: Host) -> AsyncGenerator[Client]:
     """
     async with AsyncExitStack() as stack:
         try:
-            if isinstance(server, FrontMCP):
-                client = server.connect(**_ASKED, elicitation_callback=host.elicitation_callback)
-            elif isinstance(server, StdioServerParameters):
-                client = Client(server, **_ASKED, elicitation_callback=host.elicitation_callback)
-            else:
-                # A tool may take as long as it needs; connecting may not.
-                timeout = httpx2.Timeout(None, connect=10)
-                http = await stack.enter_async_context(httpx2.AsyncClient(timeout=timeout))
-                transport = streamable_http_client(server.mcp, http_client=http)
-                client = Client(transport, elicitation_callback=host.elicitation_callback)
-            await stack.enter_async_context(client)
+            client = await _client_of(server, host, stack)
         except ConfigurationError:
             raise
         except Exception as error:
             raise Failure(f"{_name_of(server)} cannot be connected to: {why_not(error)}") from error
         yield client
+
+
+async def _client_of(server: _Server, host: Host, stack: AsyncExitStack) -> Client:
+    # With the handshake of 2025-11-25 a server may ask while a tool runs, and in its answer; with the later
+    # one only in that.
+    callback = host.elicitation_callback
+    if isinstance(server, FrontMCP):
+        return await stack.enter_async_context(server.connect(mode="legacy", elicitation_callback=callback))
+    if isinstance(server, StdioServerParameters):
+        client = Client(server, mode="legacy", elicitation_callback=callback)
+        return await stack.enter_async_context(client)
+    # A tool may take as long as it needs; connecting may not.
+    http = await stack.enter_async_context(httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=10)))
+
+    def over_http(mode: Literal["legacy", "auto"]) -> Client:
+        transport = streamable_http_client(server.mcp, http_client=http)
+        return Client(transport, mode=mode, elicitation_callback=callback)
+
+    try:
+        return await stack.enter_async_context(over_http("legacy"))
+    except Exception:
+        # It may speak the later protocol alone; if it does not, this says what is wrong.
+        return await stack.enter_async_context(over_http("auto"))
 
 
 def _name_of(server: _Server) -> str:
@@ -207,35 +218,49 @@ async def _run(
         on_state=outcome.timeline,
     )
     finishing: asyncio.Task[None] | None = None
-    is_told = False
-    with ExitStack() as stack:
-        # Stdout is for the outcome alone, whatever tools and their processes print.
-        stack.enter_context(targets.stdout_to_stderr())
-
-        async def tell(finishing: asyncio.Task[None]) -> None:
-            nonlocal is_told
-            with screen.showing(outcome.timeline):
-                await asyncio.shield(finishing)
-            stack.close()
-            with _whoever_reads_may_go():
-                report(outcome)
-            is_told = True
-            stack.enter_context(targets.stdout_to_stderr())
-
+    with _Telling(outcome, screen, report) as telling:
         try:
             async with _connected(server, host) as client:
-                if any(tool.fan_out for tool in config.tools.values()):
-                    await _learn_schemas(host, client)
+                await _learn_tools(host, client)
                 # In a task of its own: a connection that breaks cancels the one that has opened it.
                 finishing = asyncio.create_task(_finish(host.start(batch, call=client), outcome))
                 # Before the connection is closed, which takes as long as a tool that cannot be stopped.
-                await tell(finishing)
+                await telling.when_done(finishing)
         except Exception:
             if finishing is None:
                 raise
-            if not is_told:
-                await tell(finishing)
+            await telling.when_done(finishing)
     return outcome
+
+
+class _Telling:
+    """What came of a batch, told once. Stdout is for that alone, whatever tools and their processes print."""
+
+    def __init__(self, outcome: _Outcome, screen: _Screen, report: Callable[[_Outcome], None]) -> None:
+        self._outcome = outcome
+        self._screen = screen
+        self._report = report
+        self._diverted = ExitStack()
+        self._is_told = False
+
+    def __enter__(self) -> _Telling:
+        self._diverted.enter_context(targets.stdout_to_stderr())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._diverted.close()
+
+    async def when_done(self, finishing: asyncio.Task[None]) -> None:
+        """Show how it goes, and then tell, unless it is told."""
+        if self._is_told:
+            return
+        with self._screen.showing(self._outcome.timeline):
+            await asyncio.shield(finishing)
+        self._diverted.close()
+        with _whoever_reads_may_go():
+            self._report(self._outcome)
+        self._is_told = True
+        self._diverted.enter_context(targets.stdout_to_stderr())
 
 
 @contextmanager
@@ -251,15 +276,21 @@ def _whoever_reads_may_go() -> Generator[None]:
         os.close(nowhere)
 
 
-async def _learn_schemas(host: Host, client: Client) -> None:
-    """A tool's own argument `ops` is told from an envelope by its schema."""
+async def _learn_tools(host: Host, client: Client) -> None:
+    """Look for tools that the configuration means, and for those that have an argument `ops` themselves."""
+    if not host.config.tools:
+        return
+    tools: list[Tool] = []
     cursor: str | None = None
     while True:
         listed = await client.list_tools(cursor=cursor)
-        host.advertise(listed.tools)
+        tools += listed.tools
         cursor = listed.next_cursor
         if cursor is None:
-            return
+            break
+    host.advertise(tools)
+    for sentence in host.config.strangers([tool.name for tool in tools]).values():
+        complain(sentence)
 
 
 async def _finish(handle: BatchHandle, outcome: _Outcome) -> None:
@@ -288,7 +319,7 @@ async def _finish(handle: BatchHandle, outcome: _Outcome) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
     if outcome.signal is not None:
-        await handle.ended(within=_FAREWELL)
+        await handle.ended(within=HOST_FAREWELL)
     unfinished = {position for position, _ in parked}
     outcome.results = results
     outcome.kept = [each for place, each in enumerate(results) if place not in unfinished] + [

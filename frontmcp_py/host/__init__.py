@@ -16,13 +16,17 @@ how providers write them, `timeline` how a batch went. Nothing here needs a serv
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from mcp.client.session import ElicitationFnT
 from mcp_types import Tool
+
+from frontmcp_py.policy import HOST_FAREWELL
 
 from .batch import Batch
 from .calling import CallFunction, CallOption, check_call
@@ -62,11 +66,10 @@ __all__ = [
     "ToolResult",
 ]
 
+logger: logging.Logger = logging.getLogger("frontmcp_py.host")
+
 OnState: TypeAlias = Callable[[ToolCall, State], object]
 """Told of every change, in the order in which they happen."""
-
-# Seconds that running calls are given to tell their servers that they were cancelled.
-_FAREWELL: Final = 1.0
 
 
 class Host:
@@ -107,7 +110,7 @@ class Host:
         for name, hook in hooks.items():
             if hook is not None and not callable(hook):
                 raise TypeError(f"{name}: {hook!r} is not a function")
-        if inspect.iscoroutinefunction(on_state):
+        if inspect.iscoroutinefunction(on_state) or inspect.iscoroutinefunction(type(on_state).__call__):
             raise TypeError("on_state must be a plain function: it is told in a step that waits for nothing")
         if call is not None:
             check_call(call)
@@ -115,17 +118,20 @@ class Host:
         self.approve: Approve | None = approve
         self.review: Review | None = review
         self.on_state: OnState | None = on_state
-        self.lanes: Lanes = Lanes()
-        self.prompts: Prompts = Prompts()
-        self.questions: Questions = Questions(self.prompts, question)
+        self.question: Question | None = question
         self.schemas: dict[str, Mapping[str, Any]] = {}
+        self._warned: set[str] = set()
         self._call = call
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin_anew()
         self._numbers = count(1)
 
     async def run(
         self, batch: Batch | Iterable[ToolCall], *, call: CallOption | None = None
     ) -> list[ToolResult]:
-        """Run a batch to its end. If the caller is cancelled, so is the batch.
+        """Run a batch to its end.
+
+        If the caller is cancelled, so is the batch, and running calls are given a second at most to end.
 
         Args:
             batch: The calls of one response, or what `Batch.resume` made of a transcript.
@@ -140,7 +146,7 @@ class Host:
         finally:
             if not handle.is_done:
                 handle.cancel()
-                await handle.ended(within=_FAREWELL)
+                await handle.ended(within=HOST_FAREWELL)
 
     def start(self, batch: Batch | Iterable[ToolCall], *, call: CallOption | None = None) -> BatchHandle:
         """Start a batch and come back at once. Needs a running event loop.
@@ -152,13 +158,30 @@ class Host:
         Raises:
             ConfigurationError: The batch is no list of calls, or resumes an operation that no call has.
             TypeError: There is nothing to call tools through.
+            RuntimeError: No event loop is running, or batches of this host run on another one.
         """
         call = self._call if call is None else call
         if call is None:
             raise TypeError("this host was made without `call`; give run() or start() one")
         check_call(call)
         batch = batch if isinstance(batch, Batch) else Batch(batch)
+        self._adopt(asyncio.get_running_loop())
         return BatchHandle(self, batch, call, next(self._numbers), self.questions.current())
+
+    def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run on this loop from now on; what a closed one has left behind will never end."""
+        if self._loop is not loop:
+            if self._loop is not None and self._loop.is_closed():
+                self._begin_anew()
+            elif self.running:
+                raise RuntimeError("batches of this host run on another event loop")
+            self._loop = loop
+
+    def _begin_anew(self) -> None:
+        self.running: set[BatchHandle] = set()
+        self.lanes: Lanes = Lanes()
+        self.prompts: Prompts = Prompts()
+        self.questions: Questions = Questions(self.prompts, self.question)
 
     @property
     def elicitation_callback(self) -> ElicitationFnT:
@@ -195,7 +218,19 @@ class Host:
         return envelope_schema(tool.input_schema) if fans_out else dict(tool.input_schema)
 
     def advertise(self, tools: Iterable[Tool]) -> list[Tool]:
-        """The tools as a model is to see them: without disabled ones, and with envelopes."""
+        """The tools as a model is to see them: without disabled ones, and with envelopes.
+
+        A tool that the configuration names and that is not among them is warned about, once: its limit would
+        protect nothing.
+
+        Args:
+            tools: All tools of the host, of one server or several.
+        """
+        tools = list(tools)
+        for name, sentence in self.config.strangers([tool.name for tool in tools]).items():
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning("%s", sentence)
         shown: list[Tool] = []
         for tool in tools:
             config = self.config.tool(tool.name)

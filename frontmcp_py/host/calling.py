@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -22,11 +23,14 @@ from mcp_types import (
     INVALID_REQUEST,
     PARSE_ERROR,
     REQUEST_TIMEOUT,
+    CallToolRequestParams,
     ErrorData,
     InputRequest,
     InputRequiredResult,
     InputResponse,
 )
+
+from frontmcp_py.policy import FIRST_ROUND_DELAY, LAST_ROUND_DELAY, MAX_ROUNDS
 
 from .calls import ToolCall, ToolResult
 
@@ -69,20 +73,16 @@ _SAID_OF_UNANSWERED: Final = {
     INTERNAL_ERROR: ("Server returned an error response",),
 }
 
-# As many rounds of questions as a `Client` goes along with, and as long between those that ask nothing.
-_MAX_ROUNDS: Final = 10
-_FIRST_DELAY: Final = 0.05
-_LAST_DELAY: Final = 0.25
-
 UNKNOWN: Final = (
     "The connection was lost while this call ran, so it may have run. Check before calling again."
 )
 UNANSWERED: Final = "There is no usable answer ({}), so this call may have run. Check before calling again."
 NOT_SENT: Final = "not run (the connection was lost before it was sent; it may be called again)"
+NOT_CONNECTED: Final = "not run (there is no connection: the client was not entered, or has been left)"
 
 
 class _NotSentError(Exception):
-    """The connection was closed before the call left."""
+    """Nothing of the call can have left; the message says why."""
 
 
 def session_of(call: CallOption) -> ClientSession | None:
@@ -124,16 +124,16 @@ async def outcome(
         KeyboardInterrupt: As it says.
     """
     try:
-        return ToolResult.of(asked, await _called(call, asked.name, dict(arguments), meta))
-    except KeyboardInterrupt:
+        return ToolResult.of(asked, await _called(call, asked.name, _own(arguments), meta))
+    except (KeyboardInterrupt, GeneratorExit):
         raise
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         return ToolResult.saying(asked, "error", f"{asked.name} failed: it was cancelled from within")
-    except _NotSentError:
-        return ToolResult.saying(asked, "not_run", NOT_SENT)
+    except _NotSentError as error:
+        return ToolResult.saying(asked, "not_run", str(error))
     except BaseException as error:
         # `SystemExit` too: a tool does not end its host.
         if _is_lost(error):
@@ -148,15 +148,27 @@ async def _called(
 ) -> object:
     if isinstance(call, Session):
         return await _through_session(call, name, arguments, meta)
-    answer = call(name, arguments)
-    if not inspect.isawaitable(answer):
-        raise TypeError(f"the call function returned {type(answer).__name__}; it must be async")
-    return await answer
+    answer: object = call(name, arguments)
+    if inspect.isasyncgen(answer) or inspect.isgenerator(answer):
+        raise TypeError(
+            "the call function returned a generator, which is no result; it must be async and return one"
+        )
+    # A function that is not async has run by now; what it says is better than that it ought to be.
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _own(arguments: Mapping[str, object]) -> dict[str, Any]:
+    """Arguments that a function may change without changing what the model wrote."""
+    try:
+        return deepcopy(dict(arguments))
+    except Exception:  # a program may pass what cannot be copied
+        return dict(arguments)
 
 
 async def _through_session(
     session: Session, name: str, arguments: dict[str, Any], meta: Mapping[str, object] | None
 ) -> object:
+    _check_sendable(name, arguments)
     has_turned: list[None] = []
     # What leaves is handed to other tasks, and none of them runs before the loop has turned.
     turn = asyncio.get_running_loop().call_soon(has_turned.append, None)
@@ -167,15 +179,26 @@ async def _through_session(
         return await session.call_tool(name, arguments, **more)
     except MCPError as error:
         if error.code == CONNECTION_CLOSED and not has_turned:
-            raise _NotSentError from error
+            raise _NotSentError(NOT_SENT) from error
         raise
     except RuntimeError as error:
-        # A client of the SDK that was not entered yet, or was left.
         if isinstance(session, Client | ClientSession) and not has_turned:
-            raise _NotSentError from error
+            raise _NotSentError(NOT_CONNECTED) from error
         raise
     finally:
         turn.cancel()
+
+
+def _check_sendable(name: str, arguments: dict[str, Any]) -> None:
+    """Keep back what would break the connection, and with it the other calls.
+
+    Raises:
+        ValueError: It has no form in JSON and UTF-8: half a character, say, which a model can write.
+    """
+    try:
+        CallToolRequestParams(name=name, arguments=arguments).model_dump_json(by_alias=True)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it was not sent, as its arguments have no form in JSON: {said(error)}") from None
 
 
 async def _round_by_round(
@@ -184,11 +207,11 @@ async def _round_by_round(
     """Call a tool, and answer what it asks before it runs, which a `Client` does by itself."""
     call = partial(session.call_tool, name, arguments, allow_input_required=True, **more)
     result = await call()
-    rounds, delay = 0, _FIRST_DELAY
+    rounds, delay = 0, FIRST_ROUND_DELAY
     while isinstance(result, InputRequiredResult):
         rounds += 1
-        if rounds > _MAX_ROUNDS:
-            raise RuntimeError(f"the server asked {_MAX_ROUNDS} times, and still wants to know more")
+        if rounds > MAX_ROUNDS:
+            raise RuntimeError(f"the server asked {MAX_ROUNDS} times, and still wants to know more")
         answers: dict[str, InputResponse] | None = None
         if result.input_requests:
             answers = {
@@ -198,7 +221,7 @@ async def _round_by_round(
         else:
             # It only says to come again.
             await asyncio.sleep(delay)
-            delay = min(2 * delay, _LAST_DELAY)
+            delay = min(2 * delay, LAST_ROUND_DELAY)
         result = await call(input_responses=answers, request_state=result.request_state)
     return result
 

@@ -83,7 +83,7 @@ class ToolCall:
 
     @property
     def label(self) -> str:
-        """How the call is written in a line of text: `name#id`."""
+        """How it is written in a line of text: `name#id`, of an operation `name#id#index`."""
         return f"{self.name}#{self.id}"
 
     @classmethod
@@ -130,11 +130,6 @@ class Operation(ToolCall):
 
     def __hash__(self) -> int:
         return hash((self.id, self.name))
-
-    @property
-    def label(self) -> str:
-        """How the operation is written in a line of text: `name#id#index`."""
-        return f"{self.name}#{self.id}"
 
     @classmethod
     def of(cls, call: ToolCall, index: int, arguments: Mapping[str, object]) -> Operation:

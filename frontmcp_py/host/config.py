@@ -107,6 +107,20 @@ class HostConfig:
         """What holds for the tool of this name, whether it was named or not."""
         return self.tools.get(name) or ToolConfig(self.enabled)
 
+    def strangers(self, names: Sequence[str]) -> dict[str, str]:
+        """The configured tools that do not exist, each with a sentence that says so.
+
+        The limit of a name that is misspelt protects nothing.
+
+        Args:
+            names: All tools that there are.
+        """
+        return {
+            name: f"the configuration names a tool {name!r}, and there is none; {nearest(name, names)}"
+            for name in self.tools
+            if name not in names
+        }
+
 
 # ----------------------------------------------------------------------------------------------- one layer
 

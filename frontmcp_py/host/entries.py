@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from frontmcp_py.scheduler import Ticket
 
@@ -139,7 +139,7 @@ class Work:
         self.result: ToolResult | None = None
         self.outcome: ToolResult | None = None
         self.ticket: Ticket | None = None
-        self.task: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[ToolResult] | None = None
         self.is_sent: bool = False
         self.questions: int = 0
         self.when_settled: list[Callable[[], object]] = []
@@ -150,9 +150,12 @@ class Work:
         return self.call.index if isinstance(self.call, Operation) else 0
 
     @property
-    def is_parked(self) -> bool:
-        """Whether it has not been released."""
-        return self.result is None and self.task is None and self.state in ("queued", "awaiting-permission")
+    def finished(self) -> ToolResult | None:
+        """What the task that goes on for it has come to, if it has ended by itself."""
+        task = self.task
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
 
     @property
     def is_executing(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from mcp_types import (
@@ -74,6 +74,7 @@ def described(block: ContentBlock) -> str:
 
 def calls_of_anthropic(message: object) -> Iterator[ReadCall]:
     """The `tool_use` blocks of a message, in order. What the provider runs itself is no call to be run."""
+    _check_whose(message, _is_openais, "ToolCall.from_openai")
     for block in _content_of(message):
         if _get(block, "type") == "tool_use":
             yield _call(_get(block, "id"), _get(block, "name"), _get(block, "input"))
@@ -81,6 +82,9 @@ def calls_of_anthropic(message: object) -> Iterator[ReadCall]:
 
 def calls_of_openai(message: object) -> Iterator[ReadCall]:
     """The `tool_calls` of a chat message, or the `function_call` items of a response, in order."""
+    _check_whose(message, _is_anthropics, "ToolCall.from_anthropic")
+    if _get(message, "function_call") is not None:
+        raise not_allowed("the message", message, "one with tool_calls; function_call is of an older API")
     items, are_calls = _openai_items(message)
     for item in items:
         kind, function = _get(item, "type"), _get(item, "function")
@@ -114,6 +118,26 @@ def results_of_openai(messages: object) -> Iterator[ReadResult]:
             yield _id(message, "call_id"), "", "ok", content
         elif _get(message, "role") is None and _get(message, "type") is None:
             raise not_allowed("a message", message, "a message of OpenAI's Chat Completions or Responses API")
+
+
+def _check_whose(message: object, is_the_others: Callable[[object], bool], reader: str) -> None:
+    """Refuse a message of another provider: it would look like one without calls."""
+    if is_the_others(message):
+        raise not_allowed("the message", message, f"one of the other API, or read this one with {reader}")
+
+
+def _is_anthropics(message: object) -> bool:
+    content = message if _is_list(message) else _get(message, "content")
+    return _is_list(content) and any(
+        _get(block, "type") in ("tool_use", "tool_result") for block in cast("Sequence[object]", content)
+    )
+
+
+def _is_openais(message: object) -> bool:
+    if _is_list(message):
+        items = cast("Sequence[object]", message)
+        return any(_get(item, "type") in ("function", "function_call", "custom") for item in items)
+    return any(_get(message, name) for name in ("tool_calls", "function_call", "output"))
 
 
 class _Broken:

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frontmcp_py.policy import not_allowed
+from frontmcp_py.errors import ConfigurationError
 
 from .batch import Batch
 from .calling import CallOption, outcome, said
@@ -51,6 +51,7 @@ class BatchHandle:
     """
 
     def __init__(self, host: Host, batch: Batch, call: CallOption, number: int, parent: Work | None) -> None:
+        self._loop = asyncio.get_running_loop()
         self._host = host
         self._call = call
         self._parent = parent
@@ -70,6 +71,7 @@ class BatchHandle:
             for index, known in batch.known_operations.get(position, {}).items():
                 self._take_known(item, index, known)
         self._left = sum(item.result is None for item in self._items)
+        host.running.add(self)
         self._finish_if_done()
         self._preparing = self._start(self._prepare())
         self._preparing.add_done_callback(self._prepared)
@@ -127,10 +129,10 @@ class BatchHandle:
         Args:
             within: Seconds to wait at most; `None` waits without an end.
         """
-        loop = asyncio.get_running_loop()
-        until = None if within is None else loop.time() + within
-        while self._tasks and (until is None or until > loop.time()):
-            await asyncio.wait(self._tasks, timeout=None if until is None else until - loop.time())
+        now = self._loop.time
+        until = None if within is None else now() + within
+        while self._tasks and (until is None or until > now()):
+            await asyncio.wait(self._tasks, timeout=None if until is None else until - now())
 
     def cancel(self, reason: str = "") -> None:
         """Give up whatever has no result yet. Results that are there are kept.
@@ -148,7 +150,7 @@ class BatchHandle:
         self._preparing.cancel()
         pending = [entry for item in self._items for entry in item.entries if entry.result is None]
         for entry in pending:
-            # Parked ones first: nobody of this batch gets the place of another that gives up.
+            # Who waits leaves first: nobody of this batch gets the place of another that gives up.
             if entry.is_waiting:
                 self._leave_lane(entry)
         for entry in pending:
@@ -160,6 +162,11 @@ class BatchHandle:
         self._finish_if_done()
 
     def _given_up(self, entry: Work) -> ToolResult:
+        finished = entry.finished
+        if finished is not None:
+            # It has ended in this turn of the loop, and nobody has heard of it yet.
+            is_told = entry.outcome is not None or not self._is_reviewed(finished)
+            return finished if is_told else withheld(finished, _UNREVIEWED)
         if entry.outcome is not None:
             return withheld(entry.outcome, _UNREVIEWED)
         text = _STOPPED if entry.is_sent else _PARKED
@@ -171,16 +178,18 @@ class BatchHandle:
         """What there is to run of a call; nothing, and a result, if it cannot be run."""
         call = item.call
         config = self._host.config.tool(call.name)
-        operations = None
-        try:
-            if call.problem is not None:
-                raise EnvelopeError(f"{call.name or 'call'}: {call.problem}")
-            if not config.enabled:
-                raise EnvelopeError(f"{call.name}: this tool is disabled")
-            if config.fan_out:
+        operations, why = None, None
+        if call.problem is not None:
+            why = f"{call.name or 'call'}: {call.problem}"
+        elif not config.enabled:
+            why = f"{call.name}: this tool is disabled"
+        elif config.fan_out:
+            try:
                 operations = operations_of(call, self._host.schemas.get(call.name))
-        except EnvelopeError as error:
-            refused = ToolResult.saying(call, "error", f"{error}. Nothing was run.")
+            except EnvelopeError as error:
+                why = str(error)
+        if why is not None:
+            refused = ToolResult.saying(call, "error", f"{why}. Nothing was run.")
             item.result = replace(refused, position=item.position)
             return []
         if operations is None:
@@ -194,7 +203,12 @@ class BatchHandle:
             ConfigurationError: The call has no such operation.
         """
         if not item.is_fanned_out or index >= len(item.entries):
-            raise not_allowed("the id of a result", result.id, "that of a call, or of one of its operations")
+            has = "no operations now" if not item.is_fanned_out else f"{len(item.entries)} operations"
+            why = "" if item.result is None else f" ({item.result.text})"
+            raise ConfigurationError(
+                f"the result {result.id!r} belongs to no operation: {item.call.label} has {has}{why}; leave "
+                "the result out to resume without it"
+            )
         entry = item.entries[index]
         entry.result = replace(ToolResult.of(entry.call, result), position=item.position)
         item.move(entry, "completed")
@@ -295,7 +309,14 @@ class BatchHandle:
 
     def _outcome_of(self, entry: Work, task: asyncio.Task[ToolResult]) -> ToolResult:
         if task.cancelled():
-            # Not by the batch, which would have settled it: the loop is being closed.
+            # Not by the batch, which would have settled it.
+            if not _is_closing():
+                return ToolResult.saying(
+                    entry.call, "error", f"{entry.call.name} failed: it cancelled itself"
+                )
+            for batch in tuple(self._host.running):
+                # Or whoever waits for this place would begin, and be torn down.
+                batch.cancel()
             return self._given_up(entry)
         error = task.exception()
         if error is None:
@@ -305,7 +326,7 @@ class BatchHandle:
     def _hear(self, entry: Work, outcome: ToolResult) -> None:
         entry.outcome = outcome
         review = self._host.review
-        if review is None or outcome.status not in ("ok", "error"):
+        if review is None or not self._is_reviewed(outcome):
             self._settle(entry, outcome)
         else:
             entry.task = self._start(self._review(entry, outcome, review))
@@ -314,10 +335,17 @@ class BatchHandle:
         if _stops_others(entry, outcome):
             self._stop_after(entry)
 
+    def _is_reviewed(self, outcome: ToolResult) -> bool:
+        return self._host.review is not None and outcome.status in ("ok", "error")
+
     def _stop_after(self, entry: Work) -> None:
         for other in entry.item.entries[entry.index + 1 :]:
-            if other.is_parked:
-                self._leave_lane(other)
+            if other.result is None and not other.is_sent:
+                if other.task is None:
+                    self._leave_lane(other)
+                else:
+                    # It was released in this turn of the loop. Its place is free when the task has ended.
+                    other.task.cancel()
                 self._settle(other, ToolResult.saying(other.call, "not_run", stopped_after(entry.index)))
 
     async def _review(
@@ -372,6 +400,7 @@ class BatchHandle:
     def _finish_if_done(self) -> None:
         if self._left == 0:
             self._done.set()
+            self._host.running.discard(self)
 
     def _tell_of(self, item: Item) -> None:
         """Tell of a call whose entries are not the call itself."""
@@ -389,11 +418,17 @@ class BatchHandle:
                 logger.exception("on_state failed for %s, %s", call.label, state)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
+        # Not by the loop, whose tasks may be eager: then it would begin before it is known to have begun.
+        task = asyncio.Task(work, loop=self._loop, context=self._context.copy())
         # A loop alone does not keep its tasks alive.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _is_closing() -> bool:
+    """Whether the event loop is being closed: then every task that is left has been cancelled."""
+    return all(task.cancelling() for task in asyncio.all_tasks())
 
 
 def _stops_others(entry: Work, result: ToolResult) -> bool:

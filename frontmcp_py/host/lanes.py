@@ -68,19 +68,23 @@ class Lanes:
         That is when each who holds a place of the key waits, directly or through what it started, for a place
         of which the same can be said. Only those who were started from a place can be stuck.
         """
-        return self._is_stuck(who, frozenset())
+        return self._is_stuck(who, frozenset(), set())
 
-    def _is_stuck(self, who: Entrant, assumed: frozenset[Ticket]) -> bool:
+    def _is_stuck(self, who: Entrant, assumed: frozenset[Ticket], free: set[Ticket]) -> bool:
         ticket = who.ticket
         if ticket is None or not ticket.is_waiting:
             # It runs: it ends when what it has started does.
-            return any(self._is_stuck(child, assumed) for child in who.children)
-        if ticket in assumed:
-            return True
+            return any(self._is_stuck(child, assumed, free) for child in who.children)
+        if ticket in assumed or ticket in free:
+            return ticket in assumed
         assumed |= {ticket}
-        (slot,) = ticket.slots
-        return all(
-            self._is_stuck(holder, assumed)
+        holders = (
+            holder
             for each, holder in self._entrants.items()
-            if each.is_holding and each.slots == (slot,)
+            if each.is_holding and each.slots == ticket.slots
         )
+        is_stuck = all(self._is_stuck(holder, assumed, free) for holder in holders)
+        if not is_stuck:
+            # Assumptions can only make more look stuck, so this holds whatever is assumed.
+            free.add(ticket)
+        return is_stuck

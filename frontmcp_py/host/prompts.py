@@ -158,7 +158,7 @@ async def answer_of(hook: Callable[..., object], *asked: object) -> object:
         if task is not None and task.cancelling():
             raise
         raise RuntimeError("it was cancelled from within") from None
-    except (Exception, KeyboardInterrupt):
+    except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
         raise RuntimeError(said(error)) from error

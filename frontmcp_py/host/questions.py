@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -24,7 +23,8 @@ from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ElicitRequestParams, Elic
 from frontmcp_py.policy import CALL_META
 
 from .calling import CallOption, Session, session_of
-from .prompts import Prompts, Question, answer_of
+from .calls import ToolCall
+from .prompts import Order, Prompts, Question, answer_of
 
 if TYPE_CHECKING:
     from .entries import Work
@@ -45,6 +45,9 @@ class Asker:
     entry: Work
     session: object
     """The session that it runs over, if it does."""
+
+    context: Context
+    """The context variables of the call."""
 
     @property
     def is_running(self) -> bool:
@@ -77,9 +80,11 @@ class Questions:
     ) -> Generator[Mapping[str, object] | None]:
         """A call runs in this block. What it yields is sent along as the call's `_meta`."""
         number = f"{self._mark}-{next(self._count)}"
-        asker = self._running[number] = Asker(self, handle, entry, session_of(call))
+        context = copy_context()
+        asker = self._running[number] = Asker(self, handle, entry, session_of(call), context)
         # Never taken back: the task of the call ends with it, and its context with the task.
         _CURRENT.set(asker)
+        context.run(_CURRENT.set, asker)
         try:
             yield {CALL_META: number} if self._hook is not None and isinstance(call, Session) else None
         finally:
@@ -99,7 +104,8 @@ class Questions:
         if self._hook is None:
             raise RuntimeError("this host has no `question` to ask")
         asker = self._here()
-        return await self._answer(asker and _running(asker), request)
+        # Whoever asks here may be somebody who is asked: that is in this context alone.
+        return await self._answer([] if asker is None else [_running(asker)], request, copy_context())
 
     async def elicited(
         self, context: ClientRequestContext, params: ElicitRequestParams
@@ -108,44 +114,48 @@ class Questions:
         if self._hook is None:
             return ErrorData(code=INVALID_REQUEST, message="The host has nobody to ask")
         try:
-            return _as_result(await self._answer(self._asker_of(context, params), params))
+            return _as_result(await self._answer(self._askers_of(context, params), params))
         except Cancelled:
             return ElicitResult(action="cancel")
         except Exception:
             logger.exception("a question could not be answered")
             return ErrorData(code=INTERNAL_ERROR, message="The host could not answer the question")
 
-    def _asker_of(self, context: ClientRequestContext, params: ElicitRequestParams) -> Asker | None:
-        """The call that a question is about, if that can be told.
+    def _askers_of(self, context: ClientRequestContext, params: ElicitRequestParams) -> Sequence[Asker]:
+        """The call that a question is about, or all that it may be about, in the order in which they began.
 
         Raises:
             Cancelled: It has ended.
         """
         number = cast("Mapping[str, object]", params.meta or {}).get(CALL_META)
         if isinstance(number, str) and number.startswith(self._mark):
-            return _running(self._running.get(number))
+            return [_running(self._running.get(number))]
         here = self._here()
         if here is not None and (here.is_running or here.session is context.session):
-            return _running(here)
+            return [_running(here)]
         # A connection that was opened within a call keeps the context of that one for ever.
-        candidates = [
+        return [
             each for each in self._running.values() if each.is_running and each.session is context.session
         ]
-        return candidates[0] if len(candidates) == 1 else None
 
     def _here(self) -> Asker | None:
         """The call of this host in whose context this is called."""
         asker = _CURRENT.get()
         return asker if asker is not None and asker.owner is self else None
 
-    async def _answer(self, asker: Asker | None, request: object) -> object:
-        assert self._hook is not None
-        if asker is None:
-            async with self._prompts.turn((_LAST, 0)):
-                return await answer_of(self._hook, None, request)
+    async def _answer(
+        self, askers: Sequence[Asker], request: object, context: Context | None = None
+    ) -> object:
+        if context is None:
+            # A question comes in the context of the connection. Of several calls, the one that began last may
+            # have been started by somebody who is asked now, and waits for this.
+            context = askers[-1].context if askers else copy_context()
+        if len(askers) != 1:
+            return await self._prompt(context, (_LAST, 0), None, request)
+        (asker,) = askers
         entry = asker.entry
         asker.handle.asks(entry, 1)
-        asking = asyncio.get_running_loop().create_task(self._prompt(asker, request))
+        asking = self._prompt(context, entry.order, entry.call, request)
         entry.when_settled.append(asking.cancel)
         try:
             return await asking
@@ -158,10 +168,16 @@ class Questions:
             entry.when_settled.remove(asking.cancel)
             asker.handle.asks(entry, -1)
 
-    async def _prompt(self, asker: Asker, request: object) -> object:
-        hook: Callable[..., object] = partial(cast("Callable[..., object]", self._hook), asker.entry.call)
-        async with self._prompts.turn(asker.entry.order):
-            return await answer_of(hook, request)
+    def _prompt(
+        self, context: Context, order: Order, call: ToolCall | None, request: object
+    ) -> asyncio.Task[object]:
+        """Ask in a task of its own, which is cancelled when nobody wants to know any more."""
+
+        async def ask() -> object:
+            async with self._prompts.turn(order):
+                return await answer_of(cast("Callable[..., object]", self._hook), call, request)
+
+        return asyncio.get_running_loop().create_task(ask(), context=context.copy())
 
 
 class Cancelled(RuntimeError):
@@ -177,13 +193,15 @@ def _running(asker: Asker | None) -> Asker:
 def _as_result(answer: object) -> ElicitResult | ErrorData:
     """What a server is answered."""
     if isinstance(answer, ElicitResult | ErrorData):
+        # What cannot be written would end the connection.
+        answer.model_dump_json(by_alias=True)
         return answer
     if answer is None or answer is False:
         return ElicitResult(action="decline")
     if answer is True:
         return ElicitResult(action="accept", content={})
     if isinstance(answer, Mapping):
-        return ElicitResult(action="accept", content=dict(cast("Mapping[str, Any]", answer)))
+        return _as_result(ElicitResult(action="accept", content=dict(cast("Mapping[str, Any]", answer))))
     raise TypeError(
         f"question answered {answer!r}; it must answer an ElicitResult, the content as a mapping, or None to "
         "decline"
