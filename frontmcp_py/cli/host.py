@@ -39,6 +39,8 @@ from frontmcp_py.host.timeline import Drawing
 from frontmcp_py.policy import HOST_FAREWELL
 from frontmcp_py.server import FrontMCP
 
+# Seconds until a server has to have answered the handshake: one that is a process has to start first.
+_HANDSHAKE_S: Final = 30.0
 _REDRAWN_EVERY_S: Final = 0.15
 # What is shown of a result's text without --full.
 _LINES: Final = 10
@@ -163,9 +165,12 @@ async def _connected(server: _Server, host: Host) -> AsyncGenerator[Client]:
     """
     async with AsyncExitStack() as stack:
         try:
-            client = await _client_of(server, host, stack)
+            async with asyncio.timeout(_HANDSHAKE_S):
+                client = await _client_of(server, host, stack)
         except ConfigurationError:
             raise
+        except TimeoutError as error:
+            raise Failure(f"{_name_of(server)} did not answer within {_HANDSHAKE_S:g} seconds") from error
         except Exception as error:
             raise Failure(f"{_name_of(server)} cannot be connected to: {why_not(error)}") from error
         yield client

@@ -7,6 +7,7 @@ turns a valid configuration into an invalid one.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -198,7 +199,8 @@ def _checked(name: str, table: Mapping[str, object]) -> dict[str, object]:
         if given not in _FIELDS and isinstance(value, Mapping):
             raise ConfigurationError(
                 f"there is no field {given!r}; {nearest(str(given), _FIELDS)}. Tables of tools stand under "
-                "conversation.tools or at the top, not within another"
+                "conversation.tools or at the top, not within another; a name with a dot is written in quotes, "
+                f"[{json.dumps(f'{name}.{given}')}]"
             )
     check_names(table, _FIELDS)
     fields: dict[str, object] = {}

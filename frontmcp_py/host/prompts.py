@@ -74,21 +74,21 @@ that there is one; a result or text, that instead. It may be async."""
 class _Turn:
     """Somebody is asked, or will be."""
 
-    __slots__ = ("granted", "inside", "is_over", "order", "owner")
+    __slots__ = ("granted", "is_over", "order", "outer", "owner")
 
-    def __init__(self, owner: Prompts, order: Order, number: int, inside: _Turn | None) -> None:
+    def __init__(self, owner: Prompts, order: Order, number: int, outer: _Turn | None) -> None:
         self.owner: Prompts = owner
         self.order: tuple[Order, int] = (order, number)
-        self.inside: _Turn | None = inside
+        self.outer: _Turn | None = outer
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_over: bool = False
 
     @property
     def around(self) -> _Turn | None:
-        """The turn that it is a part of, as long as that one is not over."""
-        turn = self.inside
-        while turn is not None and turn.is_over:
-            turn = turn.inside
+        """The turn in the same place that it is a part of, as long as that one is not over."""
+        turn = self.outer
+        while turn is not None and (turn.is_over or turn.owner is not self.owner):
+            turn = turn.outer
         return turn
 
 
@@ -115,8 +115,7 @@ class Prompts:
         """Wait until nobody else is asked and nobody due comes before."""
         loop = asyncio.get_running_loop()
         outer = _INSIDE.get()
-        inside = outer if outer is not None and outer.owner is self else None
-        turn = _Turn(self, order, next(self._numbers), inside)
+        turn = _Turn(self, order, next(self._numbers), outer)
         self._due.append(turn)
         # Not at once, here and below: who becomes due in the same turn of the loop is compared.
         loop.call_soon(self._grant)

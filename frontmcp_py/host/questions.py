@@ -49,6 +49,9 @@ class Asker:
     context: Context
     """The context variables of the call."""
 
+    outer: Asker | None
+    """The call from within which it was started, of whatever host."""
+
     @property
     def is_running(self) -> bool:
         """Whether it may still ask."""
@@ -81,7 +84,7 @@ class Questions:
         """A call runs in this block. What it yields is sent along as the call's `_meta`."""
         number = f"{self._mark}-{next(self._count)}"
         context = copy_context()
-        asker = self._running[number] = Asker(self, handle, entry, session_of(call), context)
+        asker = self._running[number] = Asker(self, handle, entry, session_of(call), context, _CURRENT.get())
         # Never taken back: the task of the call ends with it, and its context with the task.
         _CURRENT.set(asker)
         context.run(_CURRENT.set, asker)
@@ -141,7 +144,9 @@ class Questions:
     def _here(self) -> Asker | None:
         """The call of this host in whose context this is called."""
         asker = _CURRENT.get()
-        return asker if asker is not None and asker.owner is self else None
+        while asker is not None and asker.owner is not self:
+            asker = asker.outer
+        return asker
 
     async def _answer(
         self, askers: Sequence[Asker], request: object, context: Context | None = None
