@@ -199,7 +199,7 @@ def _checked(name: str, table: Mapping[str, object]) -> dict[str, object]:
         if given not in _FIELDS and isinstance(value, Mapping):
             raise ConfigurationError(
                 f"there is no field {given!r}; {nearest(str(given), _FIELDS)}. Tables of tools stand under "
-                "conversation.tools or at the top, not within another; a name with a dot is written in quotes, "
+                "conversation.tools or at the top, not within another; a name with a dot needs quotes: "
                 f"[{json.dumps(f'{name}.{given}')}]"
             )
     check_names(table, _FIELDS)
