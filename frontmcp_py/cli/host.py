@@ -20,6 +20,7 @@ import typer
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 from mcp_types import Tool
 from rich.console import Console
 from rich.live import Live
@@ -288,7 +289,11 @@ async def _learn_tools(host: Host, client: Client) -> None:
     tools: list[Tool] = []
     cursor: str | None = None
     while True:
-        listed = await client.list_tools(cursor=cursor)
+        try:
+            listed = await client.list_tools(cursor=cursor)
+        except MCPError as error:
+            complain(f"the server does not tell its tools, so their names cannot be checked: {error}")
+            return
         tools += listed.tools
         cursor = listed.next_cursor
         if cursor is None:

@@ -123,7 +123,10 @@ class Host:
         self._warned: set[str] = set()
         self._call = call
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._begin_anew()
+        self.running: set[BatchHandle] = set()
+        self.lanes: Lanes = Lanes()
+        self.prompts: Prompts = Prompts()
+        self.questions: Questions = Questions(self.prompts, question)
         self._numbers = count(1)
 
     async def run(
@@ -172,16 +175,11 @@ class Host:
         """Run on this loop from now on; what a closed one has left behind will never end."""
         if self._loop is not loop:
             if self._loop is not None and self._loop.is_closed():
-                self._begin_anew()
+                for part in (self.running, self.lanes, self.prompts, self.questions):
+                    part.clear()
             elif self.running:
                 raise RuntimeError("batches of this host run on another event loop")
             self._loop = loop
-
-    def _begin_anew(self) -> None:
-        self.running: set[BatchHandle] = set()
-        self.lanes: Lanes = Lanes()
-        self.prompts: Prompts = Prompts()
-        self.questions: Questions = Questions(self.prompts, self.question)
 
     @property
     def elicitation_callback(self) -> ElicitationFnT:

@@ -81,6 +81,10 @@ NOT_SENT: Final = "not run (the connection was lost before it was sent; it may b
 NOT_CONNECTED: Final = "not run (there is no connection: the client was not entered, or has been left)"
 
 
+class _UnsendableError(Exception):
+    """The call would break the connection; the message says why."""
+
+
 class _NotSentError(Exception):
     """Nothing of the call can have left; the message says why."""
 
@@ -132,6 +136,8 @@ async def outcome(
         if task is not None and task.cancelling():
             raise
         return ToolResult.saying(asked, "error", f"{asked.name} failed: it was cancelled from within")
+    except _UnsendableError as error:
+        return ToolResult.saying(asked, "error", f"{asked.name} was not sent: {error}")
     except _NotSentError as error:
         return ToolResult.saying(asked, "not_run", str(error))
     except BaseException as error:
@@ -193,12 +199,12 @@ def _check_sendable(name: str, arguments: dict[str, Any]) -> None:
     """Keep back what would break the connection, and with it the other calls.
 
     Raises:
-        ValueError: It has no form in JSON and UTF-8: half a character, say, which a model can write.
+        _UnsendableError: It has no form in JSON and UTF-8: half a character, say, which a model can write.
     """
     try:
         CallToolRequestParams(name=name, arguments=arguments).model_dump_json(by_alias=True)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it was not sent, as its arguments have no form in JSON: {said(error)}") from None
+        raise _UnsendableError(f"its arguments have no form in JSON ({error})") from None
 
 
 async def _round_by_round(

@@ -283,7 +283,7 @@ class BatchHandle:
     # -- while it runs, and after ----------------------------------------------------------------
 
     def _begin(self, entry: Work) -> None:
-        entry.task = self._start(self._execute(entry))
+        entry.task = self._start(self._execute(entry), _Execution)
         entry.task.add_done_callback(partial(self._executed, entry))
         self._enter(entry, "running")
 
@@ -310,12 +310,12 @@ class BatchHandle:
     def _outcome_of(self, entry: Work, task: asyncio.Task[ToolResult]) -> ToolResult:
         if task.cancelled():
             # Not by the batch, which would have settled it.
-            if not _is_closing():
+            if isinstance(task, _Execution) and task.cancelled_itself:
                 return ToolResult.saying(
                     entry.call, "error", f"{entry.call.name} failed: it cancelled itself"
                 )
             for batch in tuple(self._host.running):
-                # Or whoever waits for this place would begin, and be torn down.
+                # The loop is being closed: whoever waits for this place would begin, and be torn down.
                 batch.cancel()
             return self._given_up(entry)
         error = task.exception()
@@ -417,18 +417,25 @@ class BatchHandle:
             except BaseException:
                 logger.exception("on_state failed for %s, %s", call.label, state)
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _start(
+        self, work: Coroutine[Any, Any, T], kind: type[asyncio.Task[Any]] = asyncio.Task
+    ) -> asyncio.Task[T]:
         # Not by the loop, whose tasks may be eager: then it would begin before it is known to have begun.
-        task = asyncio.Task(work, loop=self._loop, context=self._context.copy())
+        task: asyncio.Task[T] = kind(work, loop=self._loop, context=self._context.copy())
         # A loop alone does not keep its tasks alive.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
 
-def _is_closing() -> bool:
-    """Whether the event loop is being closed: then every task that is left has been cancelled."""
-    return all(task.cancelling() for task in asyncio.all_tasks())
+class _Execution(asyncio.Task[ToolResult]):
+    """A tool that runs. What cancels itself is told from what is cancelled."""
+
+    cancelled_itself: bool = False
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self.cancelled_itself = self.cancelled_itself or asyncio.current_task(self.get_loop()) is self
+        return super().cancel(msg)
 
 
 def _stops_others(entry: Work, result: ToolResult) -> bool:

@@ -26,9 +26,15 @@ class Lanes:
     """All concurrency keys of a host. First come, first served in each; none holds another up."""
 
     def __init__(self) -> None:
-        self._scheduler = Scheduler()
         self._begin: dict[Ticket, Callable[[], None]] = {}
         self._entrants: dict[Ticket, Entrant] = {}
+        self._scheduler = Scheduler()
+
+    def clear(self) -> None:
+        """Forget everybody: they ended with their event loop."""
+        self._begin.clear()
+        self._entrants.clear()
+        self._scheduler = Scheduler()
 
     @property
     def is_idle(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from itertools import count
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
@@ -100,7 +101,9 @@ class Prompts:
     """The one place where people are asked, shared by all batches of a host."""
 
     def __init__(self) -> None:
-        self._due: list[_Turn] = []
+        self._due: list[tuple[tuple[Order, int], _Turn]] = []
+        # What became due within a turn, which waits for nobody outside of it.
+        self._due_inside: list[_Turn] = []
         # The last one is asked now; those before it wait for what they have asked on.
         self._taken: list[_Turn] = []
         self._numbers = count()
@@ -108,7 +111,12 @@ class Prompts:
     @property
     def is_idle(self) -> bool:
         """Whether nobody is asked, and nothing is due."""
-        return not self._taken and not self._due
+        return not self._taken and not self._due_inside and all(turn.is_over for _, turn in self._due)
+
+    def clear(self) -> None:
+        """Forget everybody: they ended with their event loop."""
+        for line in (self._due, self._due_inside, self._taken):
+            line.clear()
 
     @asynccontextmanager
     async def turn(self, order: Order) -> AsyncGenerator[None]:
@@ -116,7 +124,10 @@ class Prompts:
         loop = asyncio.get_running_loop()
         outer = _INSIDE.get()
         turn = _Turn(self, order, next(self._numbers), outer)
-        self._due.append(turn)
+        if turn.around is None:
+            heappush(self._due, (turn.order, turn))
+        else:
+            self._due_inside.append(turn)
         # Not at once, here and below: who becomes due in the same turn of the loop is compared.
         loop.call_soon(self._grant)
         try:
@@ -126,7 +137,7 @@ class Prompts:
         finally:
             _INSIDE.set(outer)
             turn.is_over = True
-            for line in (self._due, self._taken):
+            for line in (self._due_inside, self._taken):
                 if turn in line:
                     line.remove(turn)
             if not loop.is_closed():
@@ -134,10 +145,17 @@ class Prompts:
 
     def _grant(self) -> None:
         asked = self._taken[-1] if self._taken else None
-        ready = [turn for turn in self._due if turn.around is asked and not turn.granted.done()]
+        ready = [turn for turn in self._due_inside if turn.around is asked]
+        if asked is None:
+            while self._due and self._due[0][1].is_over:
+                heappop(self._due)
+            ready += [turn for _, turn in self._due[:1]]
         if ready:
             first = min(ready, key=attrgetter("order"))
-            self._due.remove(first)
+            if first in self._due_inside:
+                self._due_inside.remove(first)
+            else:
+                heappop(self._due)
             self._taken.append(first)
             first.granted.set_result(None)
 

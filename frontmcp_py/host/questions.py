@@ -77,6 +77,10 @@ class Questions:
         self._mark = secrets.token_hex(8)
         self._count = count(1)
 
+    def clear(self) -> None:
+        """Forget every call: they ended with their event loop."""
+        self._running.clear()
+
     @contextmanager
     def of_call(
         self, handle: BatchHandle, entry: Work, call: CallOption
@@ -91,7 +95,7 @@ class Questions:
         try:
             yield {CALL_META: number} if self._hook is not None and isinstance(call, Session) else None
         finally:
-            del self._running[number]
+            self._running.pop(number, None)
 
     def current(self) -> Work | None:
         """The entry in whose context this is called, if one of this host is running there."""
