@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import anyio
@@ -24,8 +26,9 @@ from mcp.shared.memory import create_client_server_memory_streams
 from pydantic import BaseModel
 
 from frontmcp_py import FrontMCP, RateLimit
-from frontmcp_py.host import CallOption, Host, ToolCall, ToolResult
-from frontmcp_py.testing import VirtualTimeLoop, run_virtual, settle
+from frontmcp_py.host import CallOption, Host, Run, ToolCall, ToolResult
+from frontmcp_py.host.calling import outcome
+from frontmcp_py.testing import run_virtual, settle, virtual_time
 
 Mode = Literal["auto", "legacy"]
 both_modes = pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -33,11 +36,6 @@ both_modes = pytest.mark.parametrize("mode", ["auto", "legacy"])
 GOOD: Final = ToolCall("1", "good")
 BAD: Final = ToolCall("2", "bad")
 LAST: Final = ToolCall("3", "good")
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
 def now() -> float:
@@ -109,6 +107,7 @@ async def result_of(bad: Callable[[], Awaitable[object]]) -> ToolResult:
     ],
     ids=lambda value: repr(value) if isinstance(value, BaseException) else "",
 )
+@virtual_time
 async def test_whatever_a_function_raises_is_the_result_of_its_call_alone(
     error: BaseException, text: str
 ) -> None:
@@ -149,6 +148,7 @@ def test_an_interrupt_of_the_program_is_not_the_failure_of_a_call() -> None:
     ],
     ids=lambda error: f"{type(error).__name__} {error}",
 )
+@virtual_time
 async def test_who_has_no_answer_cannot_say_whether_the_call_has_run(error: BaseException) -> None:
     result = await result_of(raising(error))
     assert (result.status, result.is_error) == ("unknown", True)
@@ -169,12 +169,14 @@ async def test_who_has_no_answer_cannot_say_whether_the_call_has_run(error: Base
     ],
     ids=lambda error: f"{type(error).__name__} {error}",
 )
+@virtual_time
 async def test_an_answer_is_an_answer_whatever_code_it_has(error: Exception) -> None:
     result = await result_of(raising(error))
     assert result.status == "error"
     assert str(error) in result.text
 
 
+@virtual_time
 async def test_an_unknown_name_is_a_result_among_the_others() -> None:
     tools: dict[str, Callable[..., Awaitable[object]]] = {"known": lambda: asyncio.sleep(1, "found")}
 
@@ -207,6 +209,7 @@ async def test_an_unknown_name_is_a_result_among_the_others() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
+@virtual_time
 async def test_whatever_a_function_returns_becomes_a_result(
     value: object, status: str, text: str | None
 ) -> None:
@@ -223,6 +226,7 @@ async def _stream() -> AsyncIterator[str]:
     yield "a part"
 
 
+@virtual_time
 async def test_what_a_function_that_is_not_async_returns_is_the_result() -> None:
     """It has run by then: to say that it ought to be async would make the model run it again."""
     call: Any = lambda name, arguments: "at once"  # noqa: E731
@@ -230,6 +234,7 @@ async def test_what_a_function_that_is_not_async_returns_is_the_result() -> None
     assert (result.status, result.text) == ("ok", "at once")
 
 
+@virtual_time
 async def test_a_function_that_returns_a_generator_fails_with_the_reason() -> None:
     call: Any = lambda name, arguments: _stream()  # noqa: E731
     (result,) = await Host(call=call).run([GOOD])
@@ -237,6 +242,7 @@ async def test_a_function_that_returns_a_generator_fails_with_the_reason() -> No
     assert "returned a generator" in result.text
 
 
+@virtual_time
 async def test_whatever_can_be_called_and_awaited_is_a_function() -> None:
     class Caller:
         async def __call__(self, name: str, arguments: dict[str, Any]) -> str:
@@ -260,6 +266,7 @@ def test_what_cannot_be_called_is_refused_when_the_host_is_made(call: Any) -> No
         Host(call=call)
 
 
+@virtual_time
 async def test_a_function_may_keep_and_change_its_arguments() -> None:
     asked = ToolCall("1", "good", {"list": "a"})
 
@@ -270,6 +277,54 @@ async def test_a_function_may_keep_and_change_its_arguments() -> None:
     host = Host(call=call)
     assert [(await host.run([asked]))[0].text for _ in range(2)] == ["ab", "ab"]
     assert asked.arguments == {"list": "a"}
+
+
+@virtual_time
+async def test_a_function_may_change_what_stands_within_its_arguments() -> None:
+    """What the model wrote stays as it was, for the provider and for a restart."""
+    message = {"type": "tool_use", "id": "1", "name": "good", "input": {"list": ["a"], "in": {"it": {}}}}
+    (asked,) = ToolCall.from_anthropic([message])
+
+    async def call(name: str, arguments: dict[str, Any]) -> object:
+        arguments["list"].append("b")
+        arguments["in"]["it"]["new"] = 1
+        return arguments["list"]
+
+    host = Host(call=call)
+    assert [json.loads((await host.run([asked]))[0].text) for _ in range(2)] == [["a", "b"]] * 2
+    assert asked.arguments == message["input"] == {"list": ["a"], "in": {"it": {}}}
+
+
+@virtual_time
+async def test_a_function_may_be_given_what_cannot_be_copied() -> None:
+    given: list[object] = []
+
+    async def call(name: str, arguments: dict[str, Any]) -> None:
+        given.append(arguments["file"])
+
+    with Path(__file__).open() as file:
+        await Host(call=call).run([ToolCall("1", "good", {"file": file})])
+    assert given == [file]
+
+
+def test_a_call_that_is_thrown_away_goes_on_with_nothing() -> None:
+    """Its coroutine is closed where it stands, as Python asks of whoever is closed."""
+
+    async def call(name: str, arguments: dict[str, Any]) -> None:
+        await Forever()
+
+    working = outcome(call, GOOD, {}, None)
+    working.send(None)
+    with pytest.raises(GeneratorExit):
+        working.throw(GeneratorExit)
+
+
+class Forever:
+    """Whoever awaits it waits."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        while True:
+            yield
 
 
 # ----------------------------------------------------------------------------------------------- sessions
@@ -339,6 +394,7 @@ async def made_by_hand(server: FrontMCP, mode: Mode, **options: Any) -> AsyncIte
 
 @every_way
 @both_modes
+@virtual_time
 async def test_a_refusal_at_once_does_not_overtake_calls_that_take_longer(mode: Mode, way: Way) -> None:
     async with connected(build(), mode, way) as call:
         host = Host(call=call)
@@ -362,6 +418,7 @@ async def test_a_refusal_at_once_does_not_overtake_calls_that_take_longer(mode: 
 
 @every_way
 @both_modes
+@virtual_time
 async def test_structured_results_images_and_refusals_arrive_as_they_are(mode: Mode, way: Way) -> None:
     async with connected(build(), mode, way) as call:
         point, image, unknown, bad = await Host(call=call).run(
@@ -384,6 +441,7 @@ async def test_structured_results_images_and_refusals_arrive_as_they_are(mode: M
 
 @every_way
 @both_modes
+@virtual_time
 async def test_a_tool_that_uses_the_code_of_a_closed_connection_has_been_called(mode: Mode, way: Way) -> None:
     async with connected(build(), mode, way) as call:
         said = {"code": types.CONNECTION_CLOSED, "words": "Too many requests"}
@@ -402,6 +460,7 @@ async def test_a_tool_that_uses_the_code_of_a_closed_connection_has_been_called(
 
 @every_way
 @both_modes
+@virtual_time
 async def test_a_call_that_is_not_answered_in_time_may_have_run(mode: Mode, way: Way) -> None:
     async with connected(build(), mode, way, read_timeout_seconds=2) as call:
         host = Host(call=call)
@@ -415,6 +474,7 @@ async def test_a_call_that_is_not_answered_in_time_may_have_run(mode: Mode, way:
 
 @every_way
 @both_modes
+@virtual_time
 async def test_a_call_over_a_connection_that_was_closed_before_has_not_run(mode: Mode, way: Way) -> None:
     async with connected(build(), mode, way) as call:
         host = Host(call=call)
@@ -425,16 +485,65 @@ async def test_a_call_over_a_connection_that_was_closed_before_has_not_run(mode:
         assert ("there is no connection" if way == "client" else "may be called again") in result.text
 
 
+@virtual_time
 async def test_a_call_over_a_connection_that_was_never_opened_has_not_run() -> None:
     async with create_client_server_memory_streams() as (ours, _):
         for call in (Client(build().mcp), ClientSession(*ours)):
             (result,) = await Host(call=call).run([ToolCall("1", "locate")])
             assert result.status == "not_run"
+            assert result.text == (
+                "not run (there is no connection: the client was not entered, or has been left)"
+            )
+
+
+RING: Final[list[Any]] = []
+RING.append(RING)
+
+
+@every_way
+@both_modes
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("say", {"code": 1, "words": "\ud83d"}),
+        ("say", {"code": 1, "words": "a", "more": {"\ude00": 1}}),
+        ("sa\ud83d", {}),
+        ("say", {"code": 1, "words": b"\xff"}),
+        ("say", {"code": 1, "words": object()}),
+        ("say", {"code": 1, "words": RING}),
+    ],
+    ids=["text", "key", "name", "bytes", "object", "ring"],
+)
+@virtual_time
+async def test_a_call_that_cannot_be_written_is_not_sent_and_breaks_no_other(
+    mode: Mode, way: Way, name: str, arguments: dict[str, Any]
+) -> None:
+    """A model may write half a character; a program, anything."""
+    async with connected(build(), mode, way) as call:
+        host = Host(call=call)
+        results = await host.run(
+            [ToolCall("1", "locate"), ToolCall("2", name, arguments), ToolCall("3", "wait", {"seconds": 1})]
+        )
+        assert [each.status for each in results] == ["ok", "error", "ok"]
+        assert "was not sent: its arguments have no form in JSON" in results[1].text
+        assert [each.status for each in await host.run([ToolCall("4", "locate")])] == ["ok"]
+
+
+@virtual_time
+async def test_arguments_that_were_changed_must_be_such_as_can_be_written() -> None:
+    def approve(asked: ToolCall) -> Run | bool:
+        return Run({"code": 1, "words": "\ud83d"}) if asked.name == "say" else True
+
+    async with connected(build(), "legacy", "a session") as call:
+        results = await Host(call=call, approve=approve).run([ToolCall("1", "say"), ToolCall("2", "locate")])
+    assert [each.status for each in results] == ["error", "ok"]
+    assert "was not sent" in results[0].text
 
 
 @pytest.mark.parametrize(
     ("mode", "way"), [("legacy", "client"), ("legacy", "a session"), ("auto", "a session")]
 )
+@virtual_time
 async def test_calls_that_run_while_the_connection_is_closed_may_have_run(mode: Mode, way: Way) -> None:
     async with connected(build(), mode, way) as call:
         host = Host(call=call)
@@ -445,6 +554,7 @@ async def test_calls_that_run_while_the_connection_is_closed_may_have_run(mode: 
     assert [each.status for each in await host.run([ToolCall("4", "locate")])] == ["not_run"]
 
 
+@virtual_time
 async def test_a_server_in_this_process_answers_even_while_its_connection_is_closed() -> None:
     # A call of this kind is made in the host's own task, so there is nothing in between to be lost.
     async with connected(build(), "auto", "client") as call:
@@ -485,6 +595,7 @@ def careful() -> FrontMCP:
 
 @every_way
 @both_modes
+@virtual_time
 async def test_whoever_is_called_through_questions_before_a_call_are_answered(mode: Mode, way: Way) -> None:
     asked: list[tuple[str | None, str]] = []
 
@@ -513,6 +624,7 @@ def _raise() -> object:
 
 @every_way
 @pytest.mark.parametrize("answer", [lambda: "text", _raise], ids=["wrong", "raises"])
+@virtual_time
 async def test_a_question_that_cannot_be_answered_fails_its_call(
     way: Way, answer: Callable[[], object]
 ) -> None:
@@ -524,6 +636,7 @@ async def test_a_question_that_cannot_be_answered_fails_its_call(
 
 
 @every_way
+@virtual_time
 async def test_a_host_without_a_hook_says_so_when_it_is_asked(way: Way) -> None:
     host = Host()
     async with connected(careful(), "auto", way, elicitation_callback=host.elicitation_callback) as session:
@@ -561,6 +674,7 @@ ASKING: Final = types.ElicitRequest(
 @pytest.mark.parametrize("way", ["client", "its session"])
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize(("rounds", "status"), [(10, "ok"), (11, "error")])
+@virtual_time
 async def test_a_server_may_ask_ten_times_before_it_runs_a_call(
     way: Way, asks: bool, rounds: int, status: str
 ) -> None:
@@ -579,6 +693,7 @@ async def _no_tools(*_: object) -> types.ListToolsResult:
     return types.ListToolsResult(tools=[])
 
 
+@virtual_time
 async def test_a_foreign_server_without_this_package_is_called_alike() -> None:
     server: MCPServer[Any] = MCPServer("foreign")
 
@@ -597,6 +712,7 @@ async def test_a_foreign_server_without_this_package_is_called_alike() -> None:
     ]
 
 
+@virtual_time
 async def test_several_servers_are_called_through_a_session_group() -> None:
     person: list[str | None] = []
     host = Host(question=lambda call, request: person.append(None if call is None else call.id))

@@ -16,14 +16,9 @@ from pydantic import BaseModel
 
 from frontmcp_py import FrontMCP, ToolContext
 from frontmcp_py.host import Host, Operation, State, ToolCall
-from frontmcp_py.testing import VirtualTimeLoop, settle
+from frontmcp_py.testing import settle, virtual_time
 
 FORM: Final = {"type": "object", "properties": {"really": {"type": "boolean"}}}
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
 def now() -> float:
@@ -77,6 +72,7 @@ def asking(person: Person, config: str = "", **options: Any) -> Host:
     return host
 
 
+@virtual_time
 async def test_functions_ask_one_after_the_other_in_the_written_order() -> None:
     person = Person(answer=lambda call, request: f"{call.id} {request}")
     results = await asking(person).run(calls("ask", "ask", "ask_late", "ask"))
@@ -87,6 +83,7 @@ async def test_functions_ask_one_after_the_other_in_the_written_order() -> None:
     assert now() == 4
 
 
+@virtual_time
 async def test_a_call_that_asks_keeps_its_place_until_it_is_answered() -> None:
     begun: list[tuple[str, float]] = []
 
@@ -100,6 +97,7 @@ async def test_a_call_that_asks_keeps_its_place_until_it_is_answered() -> None:
     assert begun == [("1", 0), ("2", 1), ("3", 3)]
 
 
+@virtual_time
 async def test_a_call_that_asks_awaits_input_until_the_last_of_its_questions_is_answered() -> None:
     states: list[tuple[State, float]] = []
     person = Person("yes")
@@ -116,6 +114,7 @@ async def test_a_call_that_asks_awaits_input_until_the_last_of_its_questions_is_
     assert person.at_most == 1
 
 
+@virtual_time
 async def test_each_operation_of_a_call_is_named_when_it_asks() -> None:
     asked: list[ToolCall] = []
 
@@ -129,6 +128,7 @@ async def test_each_operation_of_a_call_is_named_when_it_asks() -> None:
     assert [(type(each), each.id) for each in asked] == [(Operation, "1#0"), (Operation, "1#1")]
 
 
+@virtual_time
 async def test_who_asks_in_a_task_of_its_own_is_known_too() -> None:
     person = Person("yes")
 
@@ -140,6 +140,7 @@ async def test_who_asks_in_a_task_of_its_own_is_known_too() -> None:
     assert person.asked == ["1", "2"]
 
 
+@virtual_time
 async def test_the_calls_of_a_batch_that_a_tool_starts_ask_for_themselves() -> None:
     person = Person("yes")
 
@@ -156,6 +157,7 @@ async def test_the_calls_of_a_batch_that_a_tool_starts_ask_for_themselves() -> N
     assert person.asked == ["1", "inner", "1"]
 
 
+@virtual_time
 async def test_questions_of_two_hosts_do_not_mix() -> None:
     persons = [Person("one"), Person("two")]
 
@@ -172,12 +174,14 @@ async def test_questions_of_two_hosts_do_not_mix() -> None:
     assert [person.asked for person in persons] == [["1"], ["in the second"]]
 
 
+@virtual_time
 async def test_who_asks_outside_of_a_call_is_answered_without_one() -> None:
     person = Person("yes")
     assert await Host(question=person).ask("anything") == "yes"
     assert person.asked == [None]
 
 
+@virtual_time
 async def test_asking_a_host_without_a_hook_fails_the_call() -> None:
     async def call(name: str, arguments: dict[str, Any]) -> object:
         return await host.ask(name)
@@ -188,6 +192,7 @@ async def test_asking_a_host_without_a_hook_fails_the_call() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), asyncio.CancelledError()], ids=repr)
+@virtual_time
 async def test_a_hook_that_fails_fails_the_call_that_asks_and_no_other(error: BaseException) -> None:
     def answer(call: ToolCall, request: object) -> object:
         if call.id == "1":
@@ -200,6 +205,7 @@ async def test_a_hook_that_fails_fails_the_call_that_asks_and_no_other(error: Ba
     assert person.asked == ["1", "2"]
 
 
+@virtual_time
 async def test_a_cancelled_batch_withdraws_its_questions_and_lets_the_next_one_ask() -> None:
     person = Person("yes", seconds=60)
     host = asking(person)
@@ -216,6 +222,7 @@ async def test_a_cancelled_batch_withdraws_its_questions_and_lets_the_next_one_a
     assert (person.asked, person.left, now()) == (["1", "3"], 1, 61)
 
 
+@virtual_time
 async def test_a_tool_that_gives_up_its_question_goes_on() -> None:
     person = Person("yes", seconds=60)
 
@@ -231,6 +238,7 @@ async def test_a_tool_that_gives_up_its_question_goes_on() -> None:
     assert (person.asked, person.left, now()) == (["1"], 1, 1)
 
 
+@virtual_time
 async def test_a_tool_that_asks_when_its_batch_was_cancelled_is_not_answered() -> None:
     person = Person("yes")
     told: list[object] = []
@@ -304,6 +312,7 @@ async def connected(host: Host, server: Any) -> AsyncIterator[Client]:
     ],
     ids=repr,
 )
+@virtual_time
 async def test_a_hook_answers_in_any_form_that_is_unmistakable(answer: object, action: str) -> None:
     person = Person(answer)
     host = Host(question=person)
@@ -313,6 +322,7 @@ async def test_a_hook_answers_in_any_form_that_is_unmistakable(answer: object, a
     assert (person.asked, person.at_most, now()) == (["1", "2"], 1, 2)
 
 
+@virtual_time
 async def test_a_question_that_only_wants_to_be_seen_is_answered_yes_or_no() -> None:
     requests: list[Any] = []
 
@@ -330,6 +340,7 @@ async def test_a_question_that_only_wants_to_be_seen_is_answered_yes_or_no() -> 
     assert len({dict(each.meta)["dev.frontmcp/call"] for each in requests}) == 2
 
 
+@virtual_time
 async def test_a_server_repeats_only_what_a_call_has_said_of_itself() -> None:
     metas: list[dict[str, Any]] = []
 
@@ -350,6 +361,7 @@ def _raise(*_: object) -> object:
 
 
 @pytest.mark.parametrize("answer", [7, "yes", [True], _raise], ids=["number", "text", "list", "raises"])
+@virtual_time
 async def test_a_wrong_answer_is_an_error_of_the_call_that_asked(
     answer: object, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -360,6 +372,7 @@ async def test_a_wrong_answer_is_an_error_of_the_call_that_asked(
     assert "a question could not be answered" in caplog.text
 
 
+@virtual_time
 async def test_a_server_that_asks_is_in_a_call_that_awaits_input() -> None:
     states: list[tuple[str, State, float]] = []
     host = Host(
@@ -377,6 +390,7 @@ async def test_a_server_that_asks_is_in_a_call_that_awaits_input() -> None:
     ]
 
 
+@virtual_time
 async def test_a_cancelled_call_takes_its_question_back_and_ends_on_its_server() -> None:
     person = Person({"really": True}, seconds=60)
     server = server_of_its_own()
@@ -394,6 +408,7 @@ async def test_a_cancelled_call_takes_its_question_back_and_ends_on_its_server()
         assert [each.text for each in await host.run(calls("work"), call=client)] == ["worked"]
 
 
+@virtual_time
 async def test_a_server_that_takes_its_question_back_lets_the_next_one_ask() -> None:
     server = server_of_its_own()
 
@@ -460,6 +475,7 @@ async def without_context(host: Host) -> AsyncIterator[Client]:
     await asyncio.wait((answering,))
 
 
+@virtual_time
 async def test_a_question_that_does_not_say_whose_it_is_is_that_of_the_only_call() -> None:
     person = Person({"really": True})
     host = Host(question=person)
@@ -475,6 +491,7 @@ async def test_a_question_that_does_not_say_whose_it_is_is_that_of_the_only_call
     assert person.asked == ["1", "1", "a", "b"]
 
 
+@virtual_time
 async def test_a_question_that_may_be_of_several_calls_is_asked_last_and_without_one() -> None:
     person = Person({"really": True})
 
@@ -493,6 +510,7 @@ async def test_a_question_that_may_be_of_several_calls_is_asked_last_and_without
     assert person.at_most == 1
 
 
+@virtual_time
 async def test_a_client_that_was_left_is_not_one_that_asks() -> None:
     person = Person({"really": True})
     host = Host(question=person)
@@ -505,6 +523,7 @@ async def test_a_client_that_was_left_is_not_one_that_asks() -> None:
     assert person.asked == ["1"]
 
 
+@virtual_time
 async def test_a_connection_that_was_opened_within_a_call_is_not_that_of_the_call_for_ever() -> None:
     person = Person({"really": True})
     host = Host(question=person)
@@ -531,6 +550,7 @@ async def test_a_connection_that_was_opened_within_a_call_is_not_that_of_the_cal
     assert person.asked == ["0", "1", None]
 
 
+@virtual_time
 async def test_a_question_about_a_call_that_has_ended_is_not_asked() -> None:
     person = Person({"really": True})
     host = Host(question=person)
@@ -558,6 +578,7 @@ async def test_a_question_about_a_call_that_has_ended_is_not_asked() -> None:
     assert person.asked == [None]
 
 
+@virtual_time
 async def test_servers_are_told_nothing_of_their_calls_if_nobody_can_be_asked() -> None:
     metas: list[Any] = []
     server: MCPServer[Any] = MCPServer("remembers")
