@@ -220,10 +220,11 @@ def naming(place: str) -> Generator[None]:
 def nearest(name: str, options: Iterable[str]) -> str:
     """The end of a message about an unknown name: the option that was probably meant, else all of them."""
     options = tuple(options)
-    return _did_you_mean(name, options) or f"valid options: {', '.join(options)}"
+    return did_you_mean(name, options) or f"valid options: {', '.join(options)}"
 
 
-def _did_you_mean(name: str, options: Sequence[str]) -> str:
+def did_you_mean(name: str, options: Sequence[str]) -> str:
+    """The end of a message about an unknown name: the option that is like it, or nothing."""
     near = get_close_matches(name.lower(), options, n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
@@ -367,7 +368,7 @@ def check_choice(value: object, field: str, choices: Sequence[_Word], otherwise:
     for choice in choices:
         if isinstance(value, str) and value == choice:
             return choice
-    meant = isinstance(value, str) and _did_you_mean(value, choices)
+    meant = isinstance(value, str) and did_you_mean(value, choices)
     raise not_allowed(field, value, f"{_either(choices)}{otherwise}" + (f"; {meant}" if meant else ""))
 
 

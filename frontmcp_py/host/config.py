@@ -22,6 +22,7 @@ from frontmcp_py.policy import (
     check_count,
     check_flag,
     check_text,
+    did_you_mean,
     naming,
     nearest,
     not_allowed,
@@ -116,11 +117,13 @@ class HostConfig:
         Args:
             names: All tools that there are.
         """
-        return {
-            name: f"the configuration names a tool {name!r}, and there is none; {nearest(name, names)}"
-            for name in self.tools
-            if name not in names
-        }
+        said: dict[str, str] = {}
+        for name in self.tools:
+            if name not in names:
+                hint = did_you_mean(name, names)
+                sentence = f"the configuration names a tool {name!r}, and there is none"
+                said[name] = f"{sentence}; {hint}" if hint else sentence
+        return said
 
 
 # ----------------------------------------------------------------------------------------------- one layer

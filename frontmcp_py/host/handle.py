@@ -73,6 +73,8 @@ class BatchHandle:
         self._left = sum(item.result is None for item in self._items)
         host.running.add(self)
         self._finish_if_done()
+        # Nobody but a loop that is being closed cancels this one.
+        self._watching = self._start(self._done.wait())
         self._preparing = self._start(self._prepare())
         self._preparing.add_done_callback(self._prepared)
 
@@ -154,12 +156,18 @@ class BatchHandle:
             if entry.is_waiting:
                 self._leave_lane(entry)
         for entry in pending:
-            if entry.task is not None:
+            # What a closing loop has cancelled may be cleaning up.
+            if entry.task is not None and not (self._is_torn_down and entry.task.cancelling()):
                 entry.task.cancel()
             self._settle(entry, self._given_up(entry))
         for item in self._items:
             self._complete(item)
         self._finish_if_done()
+
+    @property
+    def _is_torn_down(self) -> bool:
+        """Whether the event loop is being closed."""
+        return self._watching.cancelling() > 0
 
     def _given_up(self, entry: Work) -> ToolResult:
         finished = entry.finished
@@ -283,11 +291,16 @@ class BatchHandle:
     # -- while it runs, and after ----------------------------------------------------------------
 
     def _begin(self, entry: Work) -> None:
-        entry.task = self._start(self._execute(entry), _Execution)
+        entry.task = self._start(self._execute(entry))
         entry.task.add_done_callback(partial(self._executed, entry))
         self._enter(entry, "running")
 
     async def _execute(self, entry: Work) -> ToolResult:
+        if entry.config.stops:
+            for other in entry.item.entries[: entry.index]:
+                # It failed in this turn of the loop, and nobody has heard of it yet.
+                if other.finished is not None and _stops_others(other, other.finished):
+                    return ToolResult.saying(entry.call, "not_run", stopped_after(other.index))
         entry.is_sent = True
         with self._host.questions.of_call(self, entry, self._call) as meta:
             return await outcome(self._call, entry.call, entry.arguments, meta)
@@ -310,12 +323,12 @@ class BatchHandle:
     def _outcome_of(self, entry: Work, task: asyncio.Task[ToolResult]) -> ToolResult:
         if task.cancelled():
             # Not by the batch, which would have settled it.
-            if isinstance(task, _Execution) and task.cancelled_itself:
+            if not self._is_torn_down:
                 return ToolResult.saying(
-                    entry.call, "error", f"{entry.call.name} failed: it cancelled itself"
+                    entry.call, "error", f"{entry.call.name} failed: its task was cancelled"
                 )
             for batch in tuple(self._host.running):
-                # The loop is being closed: whoever waits for this place would begin, and be torn down.
+                # Or whoever waits for this place would begin, and be torn down as well.
                 batch.cancel()
             return self._given_up(entry)
         error = task.exception()
@@ -409,7 +422,7 @@ class BatchHandle:
             self._tell(item.call, item.state)
 
     def _tell(self, call: ToolCall, state: State) -> None:
-        if self._host.on_state is not None:
+        if self._host.on_state is not None and not self._loop.is_closed():
             try:
                 self._host.on_state(call, state)
             except KeyboardInterrupt:
@@ -417,25 +430,13 @@ class BatchHandle:
             except BaseException:
                 logger.exception("on_state failed for %s, %s", call.label, state)
 
-    def _start(
-        self, work: Coroutine[Any, Any, T], kind: type[asyncio.Task[Any]] = asyncio.Task
-    ) -> asyncio.Task[T]:
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         # Not by the loop, whose tasks may be eager: then it would begin before it is known to have begun.
-        task: asyncio.Task[T] = kind(work, loop=self._loop, context=self._context.copy())
+        task = asyncio.Task(work, loop=self._loop, context=self._context.copy())
         # A loop alone does not keep its tasks alive.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-class _Execution(asyncio.Task[ToolResult]):
-    """A tool that runs. What cancels itself is told from what is cancelled."""
-
-    cancelled_itself: bool = False
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        self.cancelled_itself = self.cancelled_itself or asyncio.current_task(self.get_loop()) is self
-        return super().cancel(msg)
 
 
 def _stops_others(entry: Work, result: ToolResult) -> bool:

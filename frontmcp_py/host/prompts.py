@@ -145,9 +145,10 @@ class Prompts:
 
     def _grant(self) -> None:
         asked = self._taken[-1] if self._taken else None
-        ready = [turn for turn in self._due_inside if turn.around is asked]
+        ready = [turn for turn in self._due_inside if turn.around is asked and not turn.granted.done()]
         if asked is None:
-            while self._due and self._due[0][1].is_over:
+            # Who is cancelled knows of it before it is over.
+            while self._due and self._due[0][1].granted.done():
                 heappop(self._due)
             ready += [turn for _, turn in self._due[:1]]
         if ready:

@@ -248,6 +248,19 @@ def test_a_tools_own_argument_ops_is_told_from_operations(frontmcp: Run, office:
     assert "\njoin#1: ok\n  a,b\n\njoin#2: ok\n  [1/2] ok\n  c\n  [2/2] ok\n  d\n" in done.out
 
 
+def test_a_configured_tool_that_the_server_does_not_have_is_complained_about(
+    frontmcp: Run, office: Path
+) -> None:
+    """Its limit would protect nothing; the batch runs all the same, and so do its results."""
+    (office / "limits.toml").write_text("[wriet]\nconcurrency = 1\n\n[say]\nconcurrency = 1\n")
+    write_batch(office, ("write", {"path": "a"}))
+    done = frontmcp(*WORDS)
+    assert done.status == 0
+    assert "write#1: ok" in done.out
+    (line,) = done.err.splitlines()
+    assert "the configuration names a tool 'wriet', and there is none; did you mean 'write'?" in line
+
+
 def test_an_empty_batch_is_no_error(frontmcp: Run, office: Path) -> None:
     (office / "batch.json").write_text("[]")
     done = frontmcp(*WORDS)
@@ -744,6 +757,34 @@ def test_a_server_is_reached_over_http_and_over_stdio(office: Path) -> None:
     done = command(*WORDS[:-1], "--stdio", "--", *COMMAND, "run", "office.py", cwd=office)
     assert (done.status, done.out.partition("\n\n")[2]) == (0, expected)
     assert ran(office) == ["a", "b", "c"] * 3
+
+
+@pytest.mark.slow
+def test_tools_of_a_server_at_a_url_may_ask(office: Path) -> None:
+    """Without a terminal the question is declined, and the call is answered; not: there is no way to ask."""
+    write_batch(office, ("delete", {"path": "a"}), ("say", {"text": "b"}))
+    with serving("office.py", cwd=office) as (_, port):
+        done = command(*WORDS[:-1], f"http://127.0.0.1:{port}/mcp", "--json", cwd=office)
+    assert done.status == 0
+    assert [each["text"] for each in json.loads(done.out)["results"]] == ["a: decline", "b"]
+    assert "delete#1" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["stdio", "http"])
+def test_a_call_that_cannot_be_written_breaks_no_other(office: Path, way: str) -> None:
+    write_batch(office, ("write", {"path": "a"}), ("write", {"path": "\ud83d"}), ("write", {"path": "c"}))
+    with contextlib.ExitStack() as stack:
+        if way == "stdio":
+            words = ["--stdio", "--", *COMMAND, "run", "office.py"]
+        else:
+            _, port = stack.enter_context(serving("office.py", cwd=office))
+            words = [f"http://127.0.0.1:{port}"]
+        done = command("host", "run", "--json", "--batch", "batch.json", *words, cwd=office)
+    results = json.loads(done.out)["results"]
+    assert (done.status, [each["status"] for each in results]) == (1, ["ok", "error", "ok"])
+    assert "was not sent" in results[1]["text"]
+    assert ran(office) == ["a", "c"]
 
 
 @pytest.mark.slow

@@ -154,6 +154,21 @@ async def test_a_call_that_is_not_answered_in_time_may_have_run(wire: Wire, host
     assert (await wire.call("restart")).is_error is False
 
 
+async def test_a_call_that_cannot_be_written_leaves_the_connection_to_the_others(
+    wire: Wire, host: Host, case: str
+) -> None:
+    """Half a character, which a model can write and no transport can send."""
+    calls = [
+        ToolCall("1", "restart"),
+        ToolCall("2", "hold", {"case": f"{case}\ud83d"}),
+        ToolCall("3", "large", {"size": 1}),
+    ]
+    results = await soon(host, calls, wire.client)
+    assert [each.status for each in results] == ["ok", "error", "ok"]
+    assert "was not sent" in results[1].text
+    assert (await wire.call("restart")).is_error is False
+
+
 @contextlib.asynccontextmanager
 async def answering(status: str, kind: str, body: str) -> AsyncIterator[str]:
     """The address of a server that gives this answer to whatever it is asked."""
@@ -282,6 +297,45 @@ async def test_a_question_of_a_tool_that_another_one_calls_is_that_of_the_call(
     assert sorted(map(str, person.asked)) == ["1", "2"]
 
 
+@with_a_back_channel
+async def test_whoever_is_asked_may_run_a_batch_whose_tool_asks(wire: Wire, case: str) -> None:
+    """The question of the inner call comes over the same connection, and does not wait for the outer one."""
+
+    async def question(call: ToolCall | None, request: object) -> object:
+        asked.append(None if call is None else call.id)
+        if asked == ["outer"]:
+            results.extend(await host.run([ToolCall("inner", "ask", {"case": f"{case}-2"})]))
+        return {"really": True}
+
+    asked: list[str | None] = []
+    results: list[ToolResult] = []
+    wire.host = host = Host(None, wire.client, question=question)
+    try:
+        results.extend(await soon(host, [ToolCall("outer", "ask", {"case": f"{case}-1"})], wire.client))
+        # Nobody is left behind.
+        results.extend(await soon(host, [ToolCall("later", "ask", {"case": f"{case}-3"})], wire.client))
+    finally:
+        wire.host = None
+    assert told(results) == [(name, "ok", "accept") for name in ("inner", "outer", "later")]
+    assert asked == ["outer", "inner", "later"]
+
+
+@with_a_back_channel
+async def test_an_answer_that_cannot_be_written_fails_its_call_alone(
+    wire: Wire, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half a character, typed or read by whoever is asked."""
+    answers: list[object] = [{"really": "\ud83d"}, {"really": True}]
+    wire.host = host = Host(None, wire.client, question=lambda call, request: answers.pop(0))
+    try:
+        batch = [ToolCall(str(number), "ask", {"case": f"{case}-{number}"}) for number in (1, 2)]
+        results = [*await soon(host, batch[:1], wire.client), *await soon(host, batch[1:], wire.client)]
+    finally:
+        wire.host = None
+    assert [each.status for each in results] == ["error", "ok"]
+    assert "a question could not be answered" in caplog.text
+
+
 @either_way
 @pytest.mark.parametrize("way", ["client", "session"])
 async def test_a_question_before_a_call_is_that_of_its_call(
@@ -328,6 +382,32 @@ async def test_a_foreign_server_over_a_pipe_is_understood_as_far_as_can_be(tmp_p
     # While two ran, nobody could tell whose question it was; the last one was alone again, perhaps.
     assert person.asked[:2] == ["1", None]
     assert person.asked[2] in (None, "1", "2")
+
+
+@pytest.mark.slow
+async def test_whoever_is_asked_by_a_foreign_server_may_run_a_batch_whose_tool_asks(tmp_path: Path) -> None:
+    """Nothing says whose question it is, and the hook that runs the batch is asked all the same."""
+
+    async def question(call: ToolCall | None, request: object) -> object:
+        asked.append(None if call is None else call.id)
+        if len(asked) == 1:
+            results.extend(await host.run([ToolCall("inner", "ask")], call=client))
+        return {"really": True}
+
+    asked: list[str | None] = []
+    results: list[ToolResult] = []
+    host = Host(question=question)
+    program = "from tests.flow.test_host import foreign; foreign().run('stdio')"
+    parameters = StdioServerParameters(command=sys.executable, args=["-c", program], cwd=ROOT)
+    with (tmp_path / "log").open("w") as log:
+        server = stdio_client(parameters, errlog=log)
+        callback = host.elicitation_callback
+        async with Client(server, mode="legacy", cache=None, elicitation_callback=callback) as client:
+            results.extend(await soon(host, [ToolCall("outer", "ask")], client))
+            results.extend(await soon(host, [ToolCall("later", "ask")], client))
+    assert told(results) == [(name, "ok", "accept") for name in ("inner", "outer", "later")]
+    # While two ran, nobody could tell whose question it was.
+    assert asked == ["outer", None, "later"]
 
 
 # --------------------------------------------------------------------------------------- lost connections

@@ -296,6 +296,66 @@ def test_at_every_step_of_the_loop_a_batch_may_be_cancelled() -> None:
     assert at_every_step(scenario) > 50
 
 
+# ------------------------------------------------------------------------- in the turn in which a call ends
+
+
+def ending(config: Any = None, *, fails: bool = False, **hooks: Any) -> tuple[Host, list[BatchHandle]]:
+    """A host whose tools cancel the batch in the turn of the loop in which they end, before anybody knows."""
+    handles: list[BatchHandle] = []
+
+    async def tool(name: str, arguments: dict[str, Any]) -> str:
+        await asyncio.sleep(1)
+        asyncio.get_running_loop().call_soon(handles[0].cancel)
+        if fails:
+            raise ValueError("it is broken")
+        return "written"
+
+    return Host(config, tool, **hooks), handles
+
+
+@pytest.mark.parametrize(
+    ("fails", "status", "text"),
+    [(False, "ok", "written"), (True, "error", "t failed: ValueError: it is broken")],
+)
+@staged
+async def test_a_call_that_has_ended_in_the_turn_of_the_cancellation_keeps_its_result(
+    fails: bool, status: str, text: str
+) -> None:
+    host, handles = ending(ONE, fails=fails)
+    handles.append(host.start([ToolCall("a", "t"), ToolCall("b", "t")]))
+    first, second = await handles[0].results()
+    await handles[0].ended()
+    assert (first.status, first.text) == (status, text)
+    # Its place goes to nobody of the batch.
+    assert (second.status, second.text) == ("cancelled", PARKED)
+    assert_all_free(host)
+
+
+@staged
+async def test_what_a_call_has_said_in_the_turn_of_the_cancellation_is_not_told_unreviewed() -> None:
+    asked: list[str] = []
+    host, handles = ending(review=lambda one, result: asked.append(one.id))
+    handles.append(host.start([ToolCall("a", "t")]))
+    (result,) = await handles[0].results()
+    await handles[0].ended()
+    assert (result.status, asked) == ("ok", [])
+    assert result.text.startswith("The tool has run. Its result is withheld, as the batch was cancelled")
+
+
+@staged
+async def test_a_review_that_has_answered_in_the_turn_of_the_cancellation_counts() -> None:
+    async def review(one: ToolCall, result: ToolResult) -> str:
+        await asyncio.sleep(1)
+        asyncio.get_running_loop().call_soon(handle.cancel)
+        return "seen"
+
+    stage = Stage(ONE, review=review)
+    handle = stage.start(call("t", "a"), call("u", "b", takes=10))
+    first, second = await handle.results()
+    assert (first.status, first.text) == ("ok", "seen")
+    assert (second.status, second.text) == ("cancelled", STOPPED)
+
+
 # ----------------------------------------------------------------------------- those that do not stop at once
 
 
@@ -478,6 +538,111 @@ def test_a_loop_that_is_closed_ends_a_batch_that_nobody_waits_for(hook: str | No
     stages[0].host.approve = stages[0].host.review = None
     (again,) = asyncio.run(stages[0].run(call("t", "again")))
     assert again.status == "ok"
+
+
+def test_when_a_loop_ends_no_call_that_waits_begins_of_any_batch() -> None:
+    """Whoever begins then would be torn down half done."""
+    handles: list[BatchHandle] = []
+    stages: list[Stage] = []
+
+    async def main() -> None:
+        stage = Stage(ONE)
+        stages.append(stage)
+        handles.append(stage.start(*[call("t", label, takes=5) for label in "abc"]))
+        handles.append(stage.start(*[call("t", label, takes=5) for label in "de"]))
+        await settle()
+
+    asyncio.run(main())
+    assert stages[0].starts == ["a"]
+    assert [texts(each.results_so_far()) for each in handles] == [[STOPPED, PARKED, PARKED], [PARKED, PARKED]]
+    assert all(each.is_done for each in handles)
+    assert_all_free(stages[0].host)
+
+
+def tidying(log: list[str]) -> BatchHandle:
+    """A batch whose loop ends while it runs. `tidy` cleans up in a task of its own, which nobody cancels."""
+    handles: list[BatchHandle] = []
+
+    async def tool(name: str, arguments: dict[str, Any]) -> None:
+        log.append(f"+{name}")
+        try:
+            await asyncio.sleep(5)
+        finally:
+            if name == "tidy":
+                await asyncio.create_task(asyncio.sleep(0.01))
+            log.append(f"-{name}")
+
+    async def main() -> None:
+        host = Host(ONE, tool)
+        handles.append(host.start([ToolCall(name, name) for name in ("tidy", "t", "t")]))
+        await settle()
+
+    asyncio.run(main())
+    return handles[0]
+
+
+def test_when_a_loop_ends_no_call_begins_even_if_another_takes_its_time_to_clean_up() -> None:
+    log: list[str] = []
+    handle = tidying(log)
+    assert [each for each in log if each != "-tidy"] == ["+tidy", "+t", "-t"]
+    assert texts(handle.results_so_far()) == [STOPPED, STOPPED, PARKED]
+
+
+def test_when_a_loop_ends_whoever_cleans_up_is_not_interrupted() -> None:
+    log: list[str] = []
+    tidying(log)
+    assert log[-1] == "-tidy"
+
+
+@staged
+async def test_whoever_cancels_the_task_of_one_call_cancels_no_other() -> None:
+    """A button for one call, say, or another task of the tool."""
+    tasks: dict[str, asyncio.Task[Any] | None] = {}
+
+    async def tool(name: str, arguments: dict[str, Any]) -> str:
+        tasks[name] = asyncio.current_task()
+        await asyncio.sleep(5)
+        return "done"
+
+    host = Host({"t": {"concurrency": 1}, "u": {"concurrency": {"key": "t"}}}, tool)
+    other = host.start([ToolCall("d", "v")])
+    handle = host.start([ToolCall("a", "t"), ToolCall("b", "u"), ToolCall("c", "w")])
+    await settle()
+    task = tasks["t"]
+    assert task is not None
+    task.cancel()
+    results = await handle.results()
+    assert results[0].status in ("error", "cancelled")
+    assert texts(results[1:]) == ["done", "done"]
+    assert texts(await other.results()) == ["done"]
+    assert_all_free(host)
+
+
+def test_when_a_loop_ends_nobody_is_asked_for_another_review() -> None:
+    asked: list[str] = []
+    handles: list[BatchHandle] = []
+    stages: list[Stage] = []
+
+    async def review(one: ToolCall, result: ToolResult) -> None:
+        asked.append(one.id)
+        await asyncio.sleep(10)
+
+    async def main() -> None:
+        stage = Stage(ONE, review=review)
+        stages.append(stage)
+        # a is reviewed, b is to be; c runs, and d waits.
+        handles.append(
+            stage.start(call("t", "a"), call("t", "b"), call("t", "c", takes=5), call("t", "d", takes=0))
+        )
+        await settle()
+
+    asyncio.run(main())
+    assert (asked, stages[0].starts) == (["a"], ["a", "b", "c"])
+    results = handles[0].results_so_far()
+    assert statuses(results) == ["ok", "ok", "cancelled", "cancelled"]
+    assert "withheld" in results[1].text
+    assert texts(results)[2:] == [STOPPED, PARKED]
+    assert_all_free(stages[0].host)
 
 
 @staged

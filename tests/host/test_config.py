@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp_types import Tool
 
 from frontmcp_py.errors import ConfigurationError
 from frontmcp_py.host import Host, HostConfig, HostConfigOption, ToolCall, ToolConfig
@@ -478,6 +479,31 @@ def test_every_form_that_is_promised_is_accepted_by_a_host(tmp_path: Path) -> No
     ]
     for form in forms:
         assert Host(form).config.tool("t") == ToolConfig(key="t", limit=1)
+
+
+def test_configured_tools_that_do_not_exist_are_named_with_one_of_a_similar_name() -> None:
+    """The limit of a name that is misspelt protects nothing."""
+    config = HostConfig.of({"delette": {"concurrency": 1}, "move": {"fan_out": True}, "*": {}})
+    assert config.strangers(["delete", "move", "other"]) == {
+        "delette": "the configuration names a tool 'delette', and there is none; did you mean 'delete'?"
+    }
+    assert config.strangers(["delette", "move"]) == {}
+    assert list(config.strangers([])) == ["delette", "move"]
+
+
+def test_a_host_warns_once_of_a_tool_that_is_not_among_those_it_advertises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = Host({"delette": {"concurrency": 1}, "gone": {"enabled": False}, "move": {"concurrency": 1}})
+    tools = [Tool(name=name, input_schema={"type": "object"}) for name in ("delete", "move", "gone")]
+    for _ in range(2):
+        assert [tool.name for tool in host.advertise(iter(tools))] == ["delete", "move"]
+    assert [(record.name, record.levelname) for record in caplog.records] == [("frontmcp_py.host", "WARNING")]
+    assert "'delette'" in caplog.text
+    assert "'delete'" in caplog.text
+    # Another one is another warning.
+    host.advertise(tools[:1])
+    assert [record.message.split("'")[1] for record in caplog.records] == ["delette", "gone", "move"]
 
 
 async def test_a_disabled_tool_is_refused_and_named_to_the_model() -> None:

@@ -155,6 +155,56 @@ def test_a_list_of_messages_is_refused_since_its_calls_would_be_lost() -> None:
             ToolCall.from_openai(listed)
 
 
+USE: Final = {"type": "tool_use", "id": "a", "name": "t", "input": {}}
+ANSWER: Final = {"type": "tool_result", "tool_use_id": "a", "content": "done"}
+CHAT_CALL: Final = {"type": "function", "id": "a", "function": {"name": "t", "arguments": "{}"}}
+ITEM: Final = {"type": "function_call", "call_id": "a", "name": "t", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": "I look.", "tool_calls": [CHAT_CALL]},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}], "tool_calls": [CHAT_CALL]},
+        {"role": "assistant", "content": "I look.", "function_call": {"name": "t", "arguments": "{}"}},
+        {"content": "I look.", "output": [ITEM]},
+        [CHAT_CALL],
+        [{"type": "reasoning"}, ITEM],
+    ],
+    ids=["chat", "parts", "function_call", "response", "calls", "items"],
+)
+def test_a_message_of_openais_is_not_one_of_anthropics_without_calls(message: object) -> None:
+    """It would look as if the model was done."""
+    for form in (message, as_objects(message)):
+        with pytest.raises(ConfigurationError, match=r"read this one with ToolCall\.from_openai"):
+            ToolCall.from_anthropic(form)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, USE]},
+        {"role": "user", "content": [ANSWER]},
+        [{"type": "text", "text": "I look."}, USE],
+        [ANSWER],
+    ],
+    ids=["message", "answer", "content", "content of an answer"],
+)
+def test_a_message_of_anthropics_is_not_one_of_openais_without_calls(message: object) -> None:
+    for form in (message, as_objects(message)):
+        with pytest.raises(ConfigurationError, match=r"read this one with ToolCall\.from_anthropic"):
+            ToolCall.from_openai(form)
+
+
+def test_a_call_in_the_form_of_an_older_api_is_refused_and_not_missed() -> None:
+    message = {"role": "assistant", "content": None, "function_call": {"name": "t", "arguments": "{}"}}
+    for form in (message, as_objects(message)):
+        with pytest.raises(ConfigurationError, match="function_call is of an older API"):
+            ToolCall.from_openai(form)
+    # Objects of the package have the field all the same.
+    assert ToolCall.from_openai({**message, "tool_calls": [CHAT_CALL], "function_call": None})[0].id == "a"
+
+
 # ------------------------------------------------------------------------ calls: OpenAI's chat and responses
 
 CHAT: Final = [

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import gc
+import sys
+import warnings
 from typing import Any
 
 import pytest
 
 from frontmcp_py.errors import ConfigurationError
-from frontmcp_py.host import Batch, Complete, Host, Run, Skip, State, ToolCall, ToolResult
-from tests.host.stage import Stage, call, fan, operations_of, staged, statuses
+from frontmcp_py.host import Batch, BatchHandle, Complete, Host, Run, Skip, State, ToolCall, ToolResult
+from frontmcp_py.host.lanes import Lanes
+from frontmcp_py.testing import settle
+from tests.host.stage import Stage, assert_all_free, call, fan, operations_of, staged, statuses
 from tests.host.stage import result as said
 
 ONE = {"t": {"concurrency": 1}}
@@ -84,6 +90,25 @@ async def test_a_call_that_fails_releases_the_next_one_with_its_key() -> None:
     results = await stage.run(call("t", "a", fails=True), call("t", "b"), call("t", "c", fails=True))
     assert statuses(results) == ["error", "ok", "error"]
     assert results[0].text == "t failed: ValueError: a is broken"
+
+
+@staged
+async def test_a_tool_that_cancels_its_own_task_fails_alone() -> None:
+    async def tool(name: str, arguments: dict[str, Any]) -> str:
+        if name == "quits":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        await asyncio.sleep(1)
+        return "done"
+
+    host = Host({"quits": {"concurrency": 1}, "t": {"concurrency": {"key": "quits"}}}, tool)
+    other = host.start([ToolCall("d", "t")])
+    results = await host.run([ToolCall("a", "quits"), ToolCall("b", "t"), ToolCall("c", "free")])
+    assert statuses(results) == ["error", "ok", "ok"]
+    assert results[0].text == "quits failed: its task was cancelled"
+    assert statuses(await other.results()) == ["ok"]
+    assert_all_free(host)
 
 
 @staged
@@ -273,6 +298,78 @@ async def test_there_is_no_moment_between_a_failure_and_the_stop_in_which_anothe
 
 
 @staged
+async def test_of_two_that_end_in_one_turn_a_failure_stops_who_got_the_place_of_the_other() -> None:
+    """Operation 2 has the place of 1, and its tool is not called yet when the failure of 0 is known."""
+    ends = [asyncio.Event(), asyncio.Event()]
+    started: list[int] = []
+
+    async def tool(name: str, arguments: dict[str, Any]) -> str:
+        started.append(arguments["nth"])
+        await ends[arguments["nth"]].wait()
+        if arguments["nth"] == 0:
+            raise ValueError("it is broken")
+        return "done"
+
+    host = Host(STOP_TWO, tool)
+    handle = host.start([ToolCall("f", "t", {"ops": [{"nth": nth} for nth in range(5)]})])
+    await settle()
+    ends[1].set()
+    ends[0].set()
+    (result,) = await handle.results()
+    assert operations_of(result) == ["error", "ok", "not_run", "not_run", "not_run"]
+    assert result.operations[2].text == "not run (stopped after operation 1 failed)"
+    await handle.ended()
+    assert started == [0, 1]
+    assert_all_free(host)
+
+
+@staged
+async def test_no_operation_starts_between_a_failure_and_its_being_heard_of() -> None:
+    """Operation 2 gets the place of 1, and its turn comes right after the step in which 0 fails."""
+    ends = [asyncio.Event(), asyncio.Event()]
+    log: list[str] = []
+
+    async def tool(name: str, arguments: dict[str, Any]) -> str:
+        nth = arguments["nth"]
+        log.append(f"+{nth}")
+        if nth < 2:
+            await ends[nth].wait()
+        if nth == 1:
+            asyncio.get_running_loop().call_soon(ends[0].set)
+        log.append(f"-{nth}")
+        if nth == 0:
+            raise ValueError("it is broken")
+        return "done"
+
+    host = Host(STOP_TWO, tool)
+    handle = host.start([ToolCall("f", "t", {"ops": [{"nth": nth} for nth in range(4)]})])
+    await settle()
+    ends[1].set()
+    (result,) = await handle.results()
+    await handle.ended()
+    assert log == ["+0", "+1", "-1", "-0"]
+    assert operations_of(result) == ["error", "ok", "not_run", "not_run"]
+
+
+@staged
+async def test_after_a_failure_at_once_no_further_operation_starts_whatever_the_limit() -> None:
+    started: list[int] = []
+
+    async def tool(name: str, arguments: dict[str, Any]) -> str:
+        started.append(arguments["nth"])
+        if arguments["nth"] == 1:
+            raise ValueError("it is broken")
+        return "done"
+
+    host = Host(STOP_TWO, tool)
+    (result,) = await host.run([ToolCall("f", "t", {"ops": [{"nth": nth} for nth in range(6)]})])
+    assert operations_of(result) == ["ok", "error", *["not_run"] * 4]
+    assert started == [0, 1]
+    await settle()
+    assert_all_free(host)
+
+
+@staged
 async def test_the_stop_heeds_what_the_tool_said_and_not_what_a_review_made_of_it() -> None:
     def better(asked: ToolCall, result: ToolResult) -> ToolResult:
         return said("", "ok", "all is well")
@@ -390,6 +487,72 @@ async def test_a_host_without_a_way_to_call_says_what_it_needs() -> None:
     assert result.text == "t"
 
 
+def test_a_host_without_an_event_loop_says_so_and_leaves_nothing_behind() -> None:
+    async def tool(name: str, arguments: dict[str, Any]) -> str:
+        return name
+
+    host = Host(ONE, tool)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            host.start([ToolCall("a", "t")])
+        gc.collect()
+    assert [str(each.message) for each in warned] == []
+    (result,) = asyncio.run(host.run([ToolCall("a", "t")]))
+    assert result.text == "t"
+
+
+def test_whoever_is_told_of_changes_must_not_be_async_in_any_form() -> None:
+    class Told:
+        async def __call__(self, call: ToolCall, state: State) -> None: ...
+
+    with pytest.raises(TypeError, match="plain function"):
+        Host(None, on_state=Told())
+
+
+@pytest.mark.parametrize("hook", [None, "approve", "review"])
+def test_a_host_whose_loop_was_thrown_away_runs_on_the_next_one(hook: str | None) -> None:
+    """What was held there will never be given back."""
+
+    async def ask(*asked: object) -> bool:
+        if len(stage.states) < 3:
+            await asyncio.sleep(10)
+        return True
+
+    async def main() -> None:
+        stage.start(call("t", "a", takes=0 if hook == "review" else 10), call("t", "b"))
+        await settle()
+
+    stage = Stage(ONE, **({} if hook is None else {hook: ask}))
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    (result,) = asyncio.run(asyncio.wait_for(stage.run(call("t", "c")), 5))
+    assert result.status == "ok"
+    assert_all_free(stage.host)
+    gc.collect()
+    assert_all_free(stage.host)
+
+
+def test_batches_of_a_host_run_on_one_loop_at_a_time() -> None:
+    """Places and people are handed on within a loop."""
+    stage = Stage(ONE)
+
+    async def main() -> BatchHandle:
+        handle = stage.start(call("t", "a", takes=0.01))
+        await settle()
+        return handle
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        handle = loop.run_until_complete(main())
+        with pytest.raises(RuntimeError, match="another event loop"):
+            asyncio.run(asyncio.wait_for(stage.run(call("t", "b")), 5))
+        assert statuses(loop.run_until_complete(handle.results())) == ["ok"]
+        # When they are done it may be another one.
+        assert statuses(asyncio.run(stage.run(call("t", "c")))) == ["ok"]
+    assert stage.starts == ["a", "c"]
+
+
 # ------------------------------------------------------------------------------------------------- states
 
 
@@ -481,6 +644,65 @@ async def test_a_batch_goes_on_when_being_told_fails() -> None:
     stage = Stage(FAN, on_state=on_state, approve=lambda asked: True)
     results = await stage.run(fan("t", "f", {}, {}), call("t", "b"))
     assert statuses(results) == ["ok", "ok"]
+
+
+# --------------------------------------------------------------------------------------------- eager tasks
+
+eagerly = pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks of Python 3.11 are not eager")
+
+
+def make_eager() -> None:
+    """From now on tasks of the loop take their first step when they are made."""
+    if sys.version_info >= (3, 12):
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+
+
+@eagerly
+@staged
+async def test_with_eager_tasks_a_call_that_asks_at_once_goes_through_its_states_in_order() -> None:
+    make_eager()
+
+    async def question(asked: ToolCall | None, request: object) -> str:
+        await asyncio.sleep(1)
+        return "yes"
+
+    stage = Stage(ONE, question=question)
+    handle = stage.start(call("t", "a", asks="?"), call("t", "b", asks="?"))
+    await asyncio.sleep(0.5)
+    assert handle.states == ("awaiting-input", "queued")
+    assert statuses(await handle.results()) == ["ok", "ok"]
+    for label in "ab":
+        assert stage.states[label] == ["queued", "running", "awaiting-input", "running", "completed"]
+
+
+@eagerly
+@staged
+async def test_with_eager_tasks_a_batch_that_is_cancelled_by_a_call_at_once_stops_that_call() -> None:
+    make_eager()
+    log: list[str] = []
+
+    async def tool(name: str, arguments: dict[str, Any]) -> None:
+        log.append(f"+{name}")
+        handle.cancel()
+        await asyncio.sleep(1)
+        log.append(f"-{name}")
+
+    host = Host({"u": {"concurrency": {"key": "t"}}, **ONE}, tool)
+    handle = host.start([ToolCall("a", "t"), ToolCall("b", "u"), ToolCall("c", "v")])
+    assert statuses(await handle.results()) == ["cancelled"] * 3
+    await handle.ended()
+    assert log == ["+t"]
+    assert_all_free(host)
+
+
+@eagerly
+@staged
+async def test_with_eager_tasks_no_operation_starts_after_a_failure() -> None:
+    make_eager()
+    stage = Stage(STOP_TWO)
+    (result,) = await stage.run(fan("t", "f", {}, {"fails": True}, {}, {}))
+    assert operations_of(result) == ["ok", "error", "not_run", "not_run"]
+    assert stage.starts == ["f#0", "f#1"]
 
 
 # ------------------------------------------------------------------------------------------------- waiting
@@ -621,6 +843,50 @@ async def test_a_nested_batch_ends_with_the_call_that_started_it() -> None:
     await handle.ended()
     assert ended == ["inner"]
     assert host.lanes.is_idle
+
+
+@staged
+async def test_whether_a_call_would_wait_for_itself_is_decided_with_few_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five levels of nested batches with five calls each: the ways through them are some 5 ** 5."""
+    depth = width = 5
+    looks: list[int] = []
+    look, decide = Lanes._is_stuck, Lanes.is_stuck
+
+    def counted(self: Lanes, *asked: Any) -> bool:
+        looks[-1] += 1
+        return look(self, *asked)
+
+    def decided(self: Lanes, who: Any) -> bool:
+        looks.append(0)
+        return decide(self, who)
+
+    monkeypatch.setattr(Lanes, "_is_stuck", counted)
+    monkeypatch.setattr(Lanes, "is_stuck", decided)
+
+    async def tool(name: str, arguments: dict[str, Any]) -> None:
+        level = arguments["level"]
+        if level == depth:
+            await asyncio.sleep(5)
+            return
+        inner = [ToolCall("n", f"t{level + 1}", {"level": level + 1})]
+        if level == 0:
+            late = asyncio.create_task(asyncio.sleep(1))
+            late.add_done_callback(lambda _: handles.append(host.start(inner)))
+        await host.run(inner * width)
+
+    handles: list[BatchHandle] = []
+    host = Host({f"t{level}": {"concurrency": 1} for level in range(depth + 1)}, tool)
+    handle = host.start([ToolCall("a", "t0", {"level": 0})])
+    await asyncio.sleep(2)
+    assert [len(each.entries) for each in handles] == [1]
+    # The last to come has looked at all the others, and for each of them once at those beside it.
+    assert width * depth <= max(looks) <= depth * width * (width + 2)
+    handle.cancel()
+    await handle.ended()
+    handles[0].cancel()
+    await handles[0].ended()
 
 
 # -------------------------------------------------------------------------------------------- many of them

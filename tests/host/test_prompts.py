@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 from mcp_types import CallToolResult, ImageContent, TextContent
 
 from frontmcp_py.host import BatchHandle, Complete, Host, Run, Skip, State, ToolCall, ToolResult
+from frontmcp_py.testing import settle
 from tests.host.stage import Stage, call, fan, operations_of, staged, statuses
 from tests.host.stage import result as said
 
@@ -547,6 +549,37 @@ async def test_whatever_a_hook_raises_the_host_lives_on(hook: str, error: BaseEx
     expected = {"approve": "error", "review": "ok", "question": "error", "on_state": "ok"}
     assert first.status == expected[hook]
     assert "cancelled" not in first.text
+
+
+@pytest.mark.parametrize("hook", ["approve", "review", "question"])
+def test_a_hook_that_is_thrown_away_with_its_loop_decides_nothing(
+    hook: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing goes on in a loop that is closed, and nobody is told that something has failed."""
+    asked: list[str] = []
+
+    async def ask(one: ToolCall, *more: object) -> bool:
+        asked.append(one.id)
+        await asyncio.sleep(10)
+        return True
+
+    async def main() -> None:
+        asks = {"asks": "?"} if hook == "question" else {}
+        stage.start(call("t", "a", **asks), call("u", "b", **asks))
+        await settle()
+
+    stage = Stage(ONE, **{hook: ask})
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    # Whatever belongs to the loop goes with it, once nobody needs it any more.
+    host = stage.host
+    for part in (host.running, host.lanes, host.prompts, host.questions):
+        part.clear()
+    gc.collect()
+    assert asked == ["a"]
+    assert "completed" not in [*stage.states["a"], *stage.states["b"]]
+    assert [record.message for record in caplog.records if record.name == "frontmcp_py.host"] == []
 
 
 @staged

@@ -258,6 +258,33 @@ async def test_a_result_of_an_operation_that_a_call_does_not_have_is_refused(
         Stage(FAN).host.start(Batch.resume(calls, [result(known, "")]))
 
 
+@pytest.mark.parametrize(
+    ("config", "asked", "why"),
+    [
+        ({"enabled": False}, fan("t", "f", {}, {}), "no operations now (t: this tool is disabled. Nothing"),
+        ({"concurrency": 1}, fan("t", "f", {}, {}), "no operations now; "),
+        ({"fan_out": True}, ToolCall("f", "t", {"ops": 5}), "no operations now (t: ops must be"),
+        ({"fan_out": True}, fan("t", "f", {}), "1 operations; "),
+    ],
+    ids=["disabled", "not fanned out", "not readable", "fewer"],
+)
+@staged
+async def test_a_batch_that_cannot_be_resumed_since_a_configuration_was_changed_says_why(
+    config: dict[str, Any], asked: ToolCall, why: str
+) -> None:
+    """It names the tool and the call, and what can be done."""
+    stage = Stage({"t": config})
+    known = [result("f#1", "f#1, earlier")]
+    with pytest.raises(ConfigurationError) as refused:
+        stage.host.start(Batch.resume([asked, call("u", "b")], known))
+    said = str(refused.value)
+    assert said.startswith(f"the result 'f#1' belongs to no operation: t#f has {why}")
+    assert said.endswith("leave the result out to resume without it")
+    assert stage.starts == []
+    # As it says.
+    assert len(await stage.host.run(Batch.resume([asked, call("u", "b")], []))) == 2
+
+
 def test_a_result_by_place_of_another_call_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'b'"):
         Batch.resume([ToolCall("a", "t"), ToolCall("b", "t")], [result("b", ""), None])

@@ -105,6 +105,7 @@ class Plan:
     at: float
     written: tuple[Written, ...]
     cancelled: float = inf
+    turns: int = 0  # how many turns of the loop later, within the same moment
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -220,6 +221,9 @@ class CoarseDice(Dice):
 
     def seconds(self, most: float) -> float:
         return float(self._rng.choice([0, 0, 1, 2]))
+
+    def plan(self, number: int, cancels: float) -> Plan:
+        return replace(super().plan(number, cancels), turns=self._rng.randint(0, 9))
 
 
 # ------------------------------------------------------------------------------------------------- the model
@@ -489,6 +493,7 @@ class Player:
         self.starts: list[tuple[float, str]] = []
         self.ends: list[tuple[float, str]] = []
         self.asked: list[tuple[str, str]] = []
+        self.log: list[tuple[str, str]] = []  # begins, returned or failed (not cancelled), judged: and who
         self.states: dict[str, list[tuple[float, State]]] = {}
         self.holders: dict[str, int] = {}
         self.handles: list[BatchHandle] = []
@@ -496,6 +501,10 @@ class Player:
         self._parts = {part.label: part for part in setting.parts}
         self._told = told
         self._asking = 0
+        # What fails in a callback of the loop is told to nobody else.
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: self.check(False, f"{context['message']}: {context.get('exception')!r}")
+        )
         self.host = Host(
             setting.config,
             self._call,
@@ -519,6 +528,8 @@ class Player:
         self.handles.append(handle)
         if plan.cancelled < inf:
             await self.until(plan.cancelled)
+            for _ in range(plan.turns):
+                await asyncio.sleep(0)
             handle.cancel()
         results = await handle.results()
         await handle.ended()
@@ -573,6 +584,7 @@ class Player:
         part = self._part(call)
         self.check((result.status, result.text) == part.said, "another result is reviewed than the tool's")
         await self._think("review", call, part.review)
+        self.log.append(("judged", part.label))
         if part.judgement == "break":
             raise OSError("no terminal")
         return False if part.judgement == "hide" else None
@@ -584,6 +596,7 @@ class Player:
         self.check(arguments == {**part.arguments, **changed}, "it is called with other arguments")
         lane = self.setting.lanes[tool]
         self.starts.append((self.now, part.label))
+        self.log.append(("begins", part.label))
         if lane.key is not None:
             self.holders[lane.key] = self.holders.get(lane.key, 0) + 1
             self.check(self.holders[lane.key] <= lane.limit, "more run at once than the limit allows")
@@ -604,6 +617,8 @@ class Player:
             if not part.lingers:
                 raise
             await asyncio.sleep(part.lingers)
+        else:
+            self.log.append(("failed" if part.fails else "returned", part.label))
         if part.fails:
             raise ValueError(f"{part.label} is broken")
         return f"{part.label} is done"
@@ -678,13 +693,35 @@ async def check_rules(seed: int) -> None:
             assert [label for label in started if label in mine] == [
                 label for label in mine if label in started
             ], about
-        for written, (_, operations) in zip(plan.written, outcomes(told), strict=True):
-            for part, (status, _) in zip(written.parts, operations, strict=False):
-                assert (status in ("skipped", "not_run")) <= (part.label not in started), about
+        for written, (whole, operations) in zip(plan.written, outcomes(told), strict=True):
+            if written.parts:
+                _check_outcomes(setting, written, operations or [whole], player.log, about)
     for states in player.states.values():
         assert [state for _, state in states].count("completed") == 1, about
         assert states[-1][1] == "completed", about
     assert player.host.lanes.is_idle, about
+
+
+def _check_outcomes(
+    setting: Setting, written: Written, told: Sequence[Outcome], log: Sequence[tuple[str, str]], about: str
+) -> None:
+    """What the parts of a call did, and what is told of them, agree."""
+    happened = set(log)
+    for part, outcome in zip(written.parts, told, strict=True):
+        begins = ("begins", part.label) in happened
+        assert (outcome[0] in ("skipped", "not_run")) <= (not begins), about
+        if happened & {("returned", part.label), ("failed", part.label)}:
+            # What has ended by itself is never called cancelled, whatever else happens at that moment.
+            assert outcome[0] == part.said[0], about
+            assert setting.reviews or outcome == part.said, about
+            assert ("judged", part.label) not in happened or outcome == part.reviewed(), about
+    if written.is_fan and setting.lanes[written.tool].stops:
+        for index, part in enumerate(written.parts):
+            decided = ("begins", part.label) not in happened and told[index][0] == "error"
+            if decided or ("failed", part.label) in happened:
+                since = -1 if decided else log.index(("failed", part.label))
+                later = [("begins", other.label) for other in written.parts[index + 1 :]]
+                assert not set(later) & set(log[since + 1 :]), about
 
 
 async def _watch(player: Player) -> None:
