@@ -168,6 +168,7 @@ def test_what_is_no_http_is_a_failure() -> None:
     assert said.startswith("no answer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drips", [False, True])
 def test_a_server_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch, drips: bool) -> None:
     """A socket's own timeout would begin anew with every byte."""

@@ -6,10 +6,16 @@ import pytest
 
 from tests.docs.pages import ROOT, PageError, check, pages, run
 
+FLOODS = ROOT / "docs" / "canary.md"
+
 every_page = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@every_page
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page == FLOODS else page for page in pages()],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_python_blocks_of_a_page_run_in_order(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     run(page)

@@ -275,6 +275,7 @@ async def test_a_queued_answer_that_comes_when_the_store_is_held_to_be_down_does
 # ------------------------------------------------------------------------------------- it hangs, or is slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fallback", ["error", "memory"])
 async def test_a_store_that_hangs_costs_one_budget_and_is_not_asked_again(
     proxy: FaultProxy, fallback: str
@@ -620,6 +621,7 @@ async def test_a_store_with_another_password_stops_the_start_whatever_the_fallba
     assert "secret" not in caplog.text
 
 
+@pytest.mark.slow
 async def test_with_fallback_a_start_without_the_store_counts_alone_until_it_is_there(
     proxy: FaultProxy, valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
