@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeGuard, cast
 
 import anyio
 from mcp.client.client import Client
@@ -35,7 +35,6 @@ from frontmcp_py.policy import FIRST_ROUND_DELAY, LAST_ROUND_DELAY, MAX_ROUNDS
 from .calls import ToolCall, ToolResult
 
 
-@runtime_checkable
 class Session(Protocol):
     """What is used of a client session of the SDK: its `call_tool`."""
 
@@ -89,6 +88,11 @@ class _NotSentError(Exception):
     """Nothing of the call can have left; the message says why."""
 
 
+def is_session(call: object) -> TypeGuard[Session]:
+    """Whether tools are called through a method of this object."""
+    return hasattr(call, "call_tool")
+
+
 def session_of(call: CallOption) -> ClientSession | None:
     """The session of the SDK that is called through; `None` if it is another thing, or not connected."""
     if isinstance(call, Client):
@@ -105,7 +109,7 @@ def check_call(call: object) -> None:
     Raises:
         TypeError: It is neither a session nor a function.
     """
-    if not isinstance(call, Session) and not callable(call):
+    if not is_session(call) and not callable(call):
         raise TypeError(
             f"call: {call!r} cannot be called; give a Client or ClientSession of the SDK, or an async "
             "function of a name and arguments"
@@ -152,9 +156,9 @@ async def outcome(
 async def _called(
     call: CallOption, name: str, arguments: dict[str, Any], meta: Mapping[str, object] | None
 ) -> object:
-    if isinstance(call, Session):
+    if is_session(call):
         return await _through_session(call, name, arguments, meta)
-    answer: object = call(name, arguments)
+    answer: object = cast("CallFunction", call)(name, arguments)
     if inspect.isasyncgen(answer) or inspect.isgenerator(answer):
         raise TypeError(
             "the call function returned a generator, which is no result; it must be async and return one"

@@ -406,8 +406,10 @@ class BatchHandle:
     def _complete(self, item: Item) -> None:
         if item.result is None and item.state == "completed":
             results = [entry.result for entry in item.entries if entry.result is not None]
-            result = fold(item.call, results) if item.is_fanned_out else results[0]
-            item.result = replace(result, position=item.position)
+            if item.is_fanned_out:
+                item.result = replace(fold(item.call, results), position=item.position)
+            else:
+                (item.result,) = results
             self._left -= 1
 
     def _finish_if_done(self) -> None:

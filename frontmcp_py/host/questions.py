@@ -22,7 +22,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ElicitRequestParams, Elic
 
 from frontmcp_py.policy import CALL_META
 
-from .calling import CallOption, Session, session_of
+from .calling import CallOption, is_session, session_of
 from .calls import ToolCall
 from .prompts import Order, Prompts, Question, answer_of
 
@@ -93,7 +93,7 @@ class Questions:
         _CURRENT.set(asker)
         context.run(_CURRENT.set, asker)
         try:
-            yield {CALL_META: number} if self._hook is not None and isinstance(call, Session) else None
+            yield {CALL_META: number} if self._hook is not None and is_session(call) else None
         finally:
             self._running.pop(number, None)
 
