@@ -26,8 +26,9 @@ INTRODUCTION = """\
 # Benchmarks
 
 What the guard and a host cost, as ratios of two things measured in turn in one run: `scripts/benchmarks`
-measures all of it and writes this page. The machines that run it are shared and noisy, so the seconds beside a ratio
-belong to one day and one machine; the range is the middle half of all rounds. No test asserts a time.
+measures all of it and writes this page. The machines that run it are shared and noisy, so the seconds
+beside a ratio belong to one day and one machine; the range is the middle half of all rounds. No test
+asserts a time.
 """
 
 
