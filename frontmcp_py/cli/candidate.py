@@ -15,6 +15,7 @@ from typing import IO, Final
 
 import httpx2
 
+from frontmcp_py.cli.clients import kill
 from frontmcp_py.cli.output import Failure, one_line
 from frontmcp_py.cli.target import Target
 
@@ -90,7 +91,7 @@ class Candidate:
     async def kill(self) -> None:
         """Make sure that it is gone."""
         if self._process.returncode is None:
-            self._process.kill()
+            kill(self._process)
             await self._process.wait()
 
 

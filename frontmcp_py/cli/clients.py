@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -103,9 +104,19 @@ async def clients(place: Place, load: Load, calls: Sequence[ToolCall]) -> AsyncG
         yield Clients(processes)
     finally:
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            kill(process)
             await process.wait()
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+    """End a process at once, if it has not ended.
+
+    Its own `kill` looks first whether it has, and takes the exit status of one that just has from asyncio's
+    watcher, which then warns of an unknown child.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _stdin(process: asyncio.subprocess.Process) -> asyncio.StreamWriter:
