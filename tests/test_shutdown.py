@@ -77,8 +77,10 @@ async def test_a_process_that_nobody_told_to_stop_goes_on() -> None:
 
 
 async def test_the_watchdog_ends_with_the_listening() -> None:
+    # That of a test before may take a moment to end.
+    before = set(threading.enumerate())
     with Shutdown(60, drain_at_once).listening():
-        (watchdog,) = [each for each in threading.enumerate() if each.name == "shutdown"]
+        (watchdog,) = [each for each in set(threading.enumerate()) - before if each.name == "shutdown"]
     watchdog.join(15)
     assert not watchdog.is_alive()
 
