@@ -53,6 +53,7 @@ __all__ = [
     "HostConfig",
     "HostConfigOption",
     "Layer",
+    "OnState",
     "Operation",
     "Question",
     "Review",

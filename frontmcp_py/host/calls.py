@@ -16,7 +16,6 @@ from mcp_types import (
     ImageContent,
     ResourceLink,
     TextContent,
-    TextResourceContents,
 )
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
@@ -183,7 +182,7 @@ class ToolResult:
     @property
     def text(self) -> str:
         """The content as text; what is no text stands there by its kind, such as `[image image/png]`."""
-        return "\n".join(text_of(block) for block in self.content)
+        return "\n".join(formats.text_of(block) for block in self.content)
 
     @classmethod
     def of(cls, call: ToolCall, value: object) -> ToolResult:
@@ -202,7 +201,7 @@ class ToolResult:
             if not content and value.structured_content is not None:
                 # A server need not write it twice, but this is all that the model reads.
                 content = [TextContent(text=_as_text(value.structured_content))]
-            if value.is_error and not any(text_of(block).strip() for block in content):
+            if value.is_error and not any(formats.text_of(block).strip() for block in content):
                 content = [*content, TextContent(text=f"{call.name} failed and does not say why")]
             return cls(call.id, call.name, status, content, value.structured_content, value.meta)
         blocks = _blocks_of_value(value)
@@ -317,15 +316,6 @@ class ToolResult:
 
 
 # ------------------------------------------------------------------------------------------------ content
-
-
-def text_of(block: ContentBlock) -> str:
-    """A block as text: its text, or what it is in brackets."""
-    if isinstance(block, TextContent):
-        return block.text
-    if isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
-        return block.resource.text
-    return formats.described(block)
 
 
 def _blocks(content: object) -> Iterator[ContentBlock]:

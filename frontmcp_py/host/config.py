@@ -199,7 +199,7 @@ def _tools(document: Mapping[str, object]) -> Mapping[str, object]:
 def _checked(name: str, table: Mapping[str, object]) -> dict[str, object]:
     """The fields of one table, each in one form: `concurrency` a limit or a table, `fan_out` a table."""
     for given, value in table.items():
-        if given not in _FIELDS and isinstance(value, Mapping):
+        if given not in _FIELDS and isinstance(value, Mapping) and not did_you_mean(str(given), _FIELDS):
             raise ConfigurationError(
                 f"there is no field {given!r}; {nearest(str(given), _FIELDS)}. Tables of tools stand under "
                 "conversation.tools or at the top, not within another; a name with a dot needs quotes: "

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 from frontmcp_py.scheduler import Ticket
 
@@ -18,8 +18,6 @@ State: TypeAlias = Literal[
     "queued", "awaiting-permission", "running", "awaiting-input", "awaiting-review", "completed"
 ]
 """Where an entry stands. `queued` is also one that is approved and waits for its turn."""
-
-STATES: Final[tuple[State, ...]] = get_args(State)
 
 # Of a call with several operations, the state that most needs to be seen.
 _SHOWN_FIRST: Final[tuple[State, ...]] = (
@@ -105,6 +103,7 @@ class Work:
         task: What is going on for it: its execution, then its review.
         is_sent: Whether the tool was called.
         questions: How many questions its tool waits for.
+        when_settled: Called when its result is there: what is asked for it ends then.
     """
 
     __slots__ = (

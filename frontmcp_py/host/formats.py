@@ -69,6 +69,15 @@ def described(block: ContentBlock) -> str:
     return f"[{' '.join(' '.join(words).split())}]"
 
 
+def text_of(block: ContentBlock) -> str:
+    """A block as text: its text, or what it is in brackets."""
+    if isinstance(block, TextContent):
+        return block.text
+    if isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+        return block.resource.text
+    return described(block)
+
+
 # --------------------------------------------------------------------------------------------------- reading
 
 
@@ -351,11 +360,7 @@ def _openai_image(kind: str, data: str) -> dict[str, Any]:
 
 
 def _text(block: ContentBlock) -> str:
-    if isinstance(block, TextContent):
-        return _whole(block.text)
-    if isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
-        return _whole(block.resource.text)
-    return described(block)
+    return _whole(text_of(block))
 
 
 def _whole(text: str) -> str:

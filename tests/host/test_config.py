@@ -519,3 +519,12 @@ async def test_a_disabled_tool_is_refused_and_named_to_the_model() -> None:
     assert [result.status for result in results] == ["ok", "error", "error"]
     assert "b: this tool is disabled" in results[1].text
     assert called == ["a"]
+
+
+def test_a_misspelt_field_that_holds_a_table_is_only_told_its_name() -> None:
+    """Nothing about where tables stand: this one stands where it ought to."""
+    with pytest.raises(ConfigurationError) as caught:
+        HostConfig.of({"renumber": {"concurency": {"key": "drafts"}}})
+    assert str(caught.value) == (
+        "tool 'renumber': there is no field 'concurency'; did you mean 'concurrency'?"
+    )
